@@ -13,8 +13,10 @@ from labkit.session.record import recorded, stale
 
 BOOKS = list(notebooks().values())
 MOST_BYTES = 500_000
-MOST_CELLS, MOST_WORDS = 36, 1800
-"""Up to "What we learned"; the ledger, the tables of speed and derivations come after it."""
+MOST_CELLS, MOST_WORDS, MOST_LINES = 30, 1500, 20
+"""Cells and words of text up to "What we learned", and lines of a code cell."""
+MOST_AFTER = 8
+"""Cells after it: the ledger, what the search says, derivations."""
 MISSING = {path for path in stale() if not (ROOT / path).exists()}
 
 
@@ -38,8 +40,15 @@ def test_it_is_short_enough_to_be_read(book):
     texts = ["".join(cell["source"]) if cell["cell_type"] == "markdown" else "" for cell in cells]
     end = next(i for i, text in enumerate(texts) if text.startswith("## What we learned")) + 1
     assert end <= MOST_CELLS, f"{end} cells up to What we learned"
+    assert len(cells) - end <= MOST_AFTER, f"{len(cells) - end} cells after What we learned"
     words = sum(len(text.split()) for text in texts[:end])
     assert words <= MOST_WORDS, f"{words} words up to What we learned"
+
+
+def test_no_code_cell_of_it_is_long(book):
+    """A longer one does several things: split it, with a sentence each, or make a function of kernels/ of its parts."""
+    longest = max(len(source.splitlines()) for source in book.code)
+    assert longest <= MOST_LINES, f"a code cell of {longest} lines"
 
 
 def test_each_of_its_figures_has_an_alternative_text(book):

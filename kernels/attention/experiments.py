@@ -24,6 +24,7 @@ from kernels.attention.survey import (
     chance_of_range,
     joined,
     largest_differences,
+    likelihood,
     measure_likelihoods,
     sample_inputs,
     survey,
@@ -333,3 +334,20 @@ def shifts_taken(scores: np.ndarray) -> dict[float, bool]:
         shift: bool(np.allclose(scores.astype(np.float64) + shift, scores.astype(np.float64), atol=1e-5))
         for shift in (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4)
     }
+
+
+def shifts_within(inputs: Inputs, scores: np.ndarray, shifts: Iterable[float]) -> dict[float, bool]:
+    """Whether `scores` [heads, N, M] of the inputs, all of them shifted by each amount, are within the tolerance."""
+    value, bound = golden.scores(*(x.astype(np.float64) for x in (inputs.q, inputs.k.swapaxes(1, 2))))
+    return {shift: compare(scores.astype(np.float64) + shift, value, bound=bound).ok for shift in shifts}
+
+
+def diagnosis_and_rival(
+    rivals: Sequence[Likelihood], block: int, reported: Range, device: str, draws: range
+) -> tuple[dict[str, Likelihood], Likelihood]:
+    """The diagnosis in each form, and of the rivals that by which both ends of the range are likeliest; all of them on
+    the same new inputs."""
+    described, rival = diagnosis(block), max(rivals, key=lambda item: item.ends)
+    differences = largest_differences([*described.values(), rival.outcome.example], REPORT, draws, device)
+    laws = {call: likelihood(rival.outcome, of_call, *reported) for call, of_call in differences.items()}
+    return {name: laws[call] for name, call in described.items()}, laws[rival.outcome.example]

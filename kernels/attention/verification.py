@@ -95,6 +95,15 @@ def worst_share(found: Iterable[Mapping[str, float]]) -> float:
     return max(max(shares.values()) for shares in found)
 
 
+def at_scale(device: str) -> dict[str, float]:
+    """The repair's largest error, in tolerances, at large sizes; by size and how many of its heads were checked."""
+    errors = {}
+    for sizes in (Sizes(96, 4096, 4096, 64), Sizes(96, 1000, 4096, 64), Sizes(7, 4096, 1009, 61)):
+        worst = worst_share(shares_of_bound(sizes, device).values())
+        errors[f"{sizes} ({len(checked_heads(sizes))} heads checked)"] = worst
+    return errors
+
+
 def times(sizes: Sizes, how: str) -> list[float]:
     """Microseconds of one Q K^T on the GPU as called from Python, quantiles 0.5, 0.2, 0.8.
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from kernels.bert.ablation import DIFFERENCES, Pair, Trainings, corrected
-from kernels.bert.experiments import EpsilonEffect, Norms
-from kernels.bert.inputs import Inputs
+from kernels.bert.experiments import EpsilonEffect, Norms, scales, trained_input_std
+from kernels.bert.inputs import Inputs, measure
+from kernels.bert.model import MaskedLM
 from kernels.bert.reported import FINAL, LOSSES, OWN, REPAIRED, THEIRS, distances
 from labkit import Ledger
 
@@ -88,6 +91,23 @@ def settle_formula(ledger: Ledger, distance: Mapping[str, float]) -> None:
 
 
 # The size of the input
+
+
+def settle_inputs(
+    ledger: Ledger,
+    own: MaskedLM,
+    inputs: Mapping[str, Mapping[int, Inputs]],
+    shares: Sequence[float],
+    t: Trainings,
+    sentence: torch.Tensor,
+) -> None:
+    """The three functions below, of the report's new model `own`; `sentence` has the ids [1, S] of the report's."""
+    scale, factor = scales(own, sentence.shape[1]), own.config.hidden**0.5
+    trained = trained_input_std(t.of_preset("hugging_face"))
+    settle_input_sizes(ledger, inputs, measure(own, sentence).std, factor * scale["tokens"], trained)
+    alone = t.gains["report+position_factor", "report"].interval
+    settle_scales(ledger, scale["tokens"], scale["positions"], factor, shares, alone)
+    settle_token_range(ledger, own.embeddings.tokens.detach())
 
 
 def settle_input_sizes(

@@ -11,7 +11,18 @@ import torch
 
 from kernels.bert import golden
 from kernels.bert.inputs import Inputs, measure
-from kernels.bert.model import IGNORED, Config, MaskedLM, Switches, scaled, sinusoids
+from kernels.bert.model import (
+    BERT,
+    IGNORED,
+    PRESETS,
+    REPORT,
+    Config,
+    MaskedLM,
+    Switches,
+    preset,
+    scaled,
+    sinusoids,
+)
 from kernels.bert.training import Data
 from whywrong.recording.golden import GRADIENT
 from whywrong.recording.recorder import listening
@@ -90,6 +101,15 @@ class EpsilonEffect:
     """Of all parameters together."""
 
 
+def epsilon_effects(config: Config, ids: Tensor, word: int, seed: int) -> dict[str, EpsilonEffect]:
+    """Of a new model of each preset, on ids [1, S] in which `word` is to be predicted."""
+    labels, effects = torch.where(ids == word, ids, IGNORED), {}
+    for name in PRESETS:
+        torch.manual_seed(seed)
+        effects[name] = epsilon_effect(MaskedLM(config, preset(name)).double().eval(), ids, labels)
+    return effects
+
+
 def epsilon_effect(model: MaskedLM, ids: Tensor, labels: Tensor, other: float = 1e-5) -> EpsilonEffect:
     """`model` is float64, its own epsilon replaced by 1e-12 and by `other`, the weights being the same."""
     two = [twin(model, replace(model.switches, eps=eps)) for eps in (1e-12, other)]
@@ -108,6 +128,13 @@ def relative(a: Tensor, b: Tensor) -> float:
 def full_size(switches: Switches, vocabulary: int, length: int, layers: int = 12) -> MaskedLM:
     """An untrained model of the report's sizes, hidden 768 and 12 heads, in eval mode, with this vocabulary."""
     return MaskedLM(Config(vocabulary, layers=layers, positions=length), switches).eval()
+
+
+def full_size_models(seed: int) -> dict[str, Any]:
+    """One layer of the report's model, of the original Transformer and of Hugging Face's BERT at the report's sizes."""
+    torch.manual_seed(seed)
+    ours = {name: full_size(preset(name), 30522, 512, 1) for name in ("report", "vaswani")}
+    return ours | {"Hugging Face": golden.hugging_face(Config(layers=1)).eval()}
 
 
 def step_errors(
@@ -142,6 +169,28 @@ def shared_weights(config: Config, seed: int) -> tuple[Any, MaskedLM]:
     return theirs, golden.load(MaskedLM(golden.sizes(theirs)).eval(), weights)
 
 
+def shared(config: Config, shape: tuple[int, int], seed: int) -> tuple[Any, MaskedLM, Tensor, Tensor]:
+    """Both models of :func:`shared_weights`, random ids [B, S] of this shape, and labels at every fourth place."""
+    theirs, ours = shared_weights(config, seed)
+    ids = torch.randint(1, config.vocabulary, shape, generator=torch.Generator().manual_seed(seed))
+    return theirs, ours, ids, torch.where(torch.arange(shape[1]) % 4 == 1, ids, IGNORED)
+
+
+def norms_of_samples(config: Config, sentence: Tensor, seed: int) -> dict[str, list[tuple[Norms, Norms, float]]]:
+    """What :func:`norms_without_and_with` gives in five draws of each model, for the sentence and for random tokens;
+    of the report's model also at full width."""
+    ids = torch.randint(5, config.vocabulary, (4, 64), generator=torch.Generator().manual_seed(seed))
+    samples = [(one, given) for one in range(seed, seed + 5) for given in (sentence, ids)]
+    models = {"the report's model": REPORT, "BERT": BERT}
+    draws = {
+        name: [norms_without_and_with(config, model, given, one) for one, given in samples]
+        for name, model in models.items()
+    }
+    full = Config(config.vocabulary, positions=config.positions)
+    draws["the report's model"].append(norms_without_and_with(full, REPORT, sentence, seed))
+    return draws
+
+
 def norms_without_and_with(config: Config, switches: Switches, ids: Tensor, seed: int) -> tuple[Norms, Norms, float]:
     """Of a new model: gradients' norms without and with a LayerNorm on the embeddings, and the input's standard
     deviation without it. Weights and the masked 15% of ids [B, S] are drawn from `seed`."""
@@ -158,6 +207,11 @@ def input_by_length(model: Any, lengths: Sequence[int], seed: int) -> dict[int, 
     draws = torch.Generator().manual_seed(seed)
     vocabulary = golden.sizes(model).vocabulary if not isinstance(model, MaskedLM) else model.config.vocabulary
     return {length: measure(model, torch.randint(5, vocabulary, (1, length), generator=draws)) for length in lengths}
+
+
+def position_shares(model: MaskedLM, inputs: Mapping[int, Inputs], length: int) -> tuple[float, float]:
+    """The positions' share in the variance of the input, as they are, and as :func:`varying_share` has it."""
+    return inputs[length].positions, varying_share(model, inputs[length], length)
 
 
 def varying_share(model: MaskedLM, inputs: Inputs, length: int) -> float:
@@ -185,7 +239,9 @@ def gradient_ratios(draws: Sequence[tuple[Norms, Norms, float]]) -> dict[str, li
     return {
         "at the input": [without.input / normed.input for without, normed, _ in draws],
         "of the token table": [without.tokens / normed.tokens for without, normed, _ in draws],
-        "of it, through the input": [without.tokens_by_input / normed.tokens_by_input for without, normed, _ in draws],
+        "of the token table, through the input": [
+            without.tokens_by_input / normed.tokens_by_input for without, normed, _ in draws
+        ],
         "1 / input's deviation": [1.0 / std for _, _, std in draws],
     }
 
@@ -224,6 +280,15 @@ def types_folded(model: MaskedLM, ids: Tensor, into: str) -> float:
         getattr(plain.embeddings, into).add_(model.embeddings.types[0])
         logits = [one(ids).log_softmax(-1) for one in (model, plain)]
     return float((logits[0] - logits[1]).abs().max())
+
+
+def types_folded_by_model(config: Config, ids: Tensor, seed: int) -> dict[str, float]:
+    """:func:`types_folded` of a new BERT, into its positions, and of the report's with token types, into its tokens."""
+    folded = {}
+    for name, into in (("bert", "positions"), ("report+token_types", "tokens")):
+        torch.manual_seed(seed)
+        folded[name] = types_folded(MaskedLM(config, preset(name)).eval(), ids, into)
+    return folded
 
 
 def shifted_logits(

@@ -105,3 +105,33 @@ def draw_runs(axes: Any, report: Mapping[str, Any], run: Mapping[str, Any]) -> N
     if differences:
         most = math.ceil(10 * max(differences)) / 10
         axes.set_title(f"On another text the losses are within {most:g} nats of the report's")
+
+
+CALLS = {
+    "train": "update, save,\nevaluate",
+    "evaluate": "harness, validation,\nresults.json",
+    "distribute_chunks": "a file for\neach process",
+    "find_chunks": "ranks % number\nof files",
+}
+"""What calls what, and what each does, in that order."""
+
+
+def draw_calls(axes: Any, last: int, steps: int) -> None:
+    """The chain of calls that ends in the error, and what the error, on its way back, keeps from being done."""
+    never = {"train": f"never run:\nsteps {last + 1} to {steps}", "evaluate": "never written:\nresults.json"}
+    ends = len(CALLS) - 1
+    for at, (name, does) in enumerate(CALLS.items()):
+        colour = plots.RED if at == ends else plots.BLUE
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": colour, "lw": 1.6}
+        axes.text(at, 0.0, name, ha="center", va="center", fontsize=9, color=colour, bbox=box)
+        axes.text(at, 0.42, does, ha="center", va="bottom", fontsize=8)
+        axes.text(at, -0.42, never.get(name, ""), ha="center", va="top", fontsize=8, color=plots.RED)
+    beside = [10.0 + 2.8 * len(name) for name in CALLS]  # points, so that no arrow is under a box
+    for at in range(ends):
+        for height, tail, head, colour in ((0.1, at, at + 1, plots.BLUE), (-0.1, at + 1, at, plots.RED)):
+            arrow = {"arrowstyle": "-|>", "color": colour, "shrinkA": beside[tail], "shrinkB": beside[head]}
+            axes.annotate("", (head, height), (tail, height), arrowprops=arrow)
+    axes.text(ends, -0.42, "ZeroDivisionError", ha="center", va="top", fontsize=8, color=plots.RED)
+    axes.set(xlim=(-0.5, ends + 0.5), ylim=(-0.95, 0.95))
+    axes.axis("off")
+    axes.set_title("Calls go right; the error comes back through all of them, and nothing catches it")

@@ -48,7 +48,7 @@ SHOWN = {"g_pre": "dh_pre2", "mix_pre": "h_pre1_hmix", "dalpha": "dalpha_pre", "
 
 
 def draw_users(axes: Axes, users: Sequence[str], wrong: Collection[str]) -> None:
-    """A graph of what dh_pre2 is made of, and of the gradients that use it; those in `wrong` are red."""
+    """A graph of what dh_pre2 is made of, and of the gradients that use it; those in `wrong` are orange."""
     fed = [("x", "dpre"), ("dx_in", "dpre"), ("dpre", "g_pre"), ("pre", "g_pre"), ("mix_pre", "dalpha")]
     for start, end in [*fed, *(("g_pre", user) for user in users)]:
         beside = 5.0 + 3.0 * len(SHOWN.get(end, end))  # points, so that the head is not under the box

@@ -18,7 +18,7 @@ FLOOR = 1e-3
 
 
 def draw_cliff(axes: Axes, points: pandas.DataFrame, n: int, tokens: int) -> None:
-    """The error of dalpha_pre over its tolerance against D: tiles in blue, the report's in red, others in grey."""
+    """The error of dalpha_pre over its tolerance against D: tiles in blue, the report's in orange, others in grey."""
     errors = worst(points).loc[n, tokens].clip(lower=FLOOR)
     for name in errors:
         is_tile = name.startswith("first tile")

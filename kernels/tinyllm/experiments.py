@@ -14,7 +14,7 @@ import torch
 from kernels.tinyllm import faulty, golden
 from kernels.tinyllm.fault_sets import bits, ending, has_suspected_line
 from kernels.tinyllm.faulty import MEMORY, PRINTED, WAYS, Sweep
-from kernels.tinyllm.tinyllm import ENGINES, Config, TinyLLM, initial
+from kernels.tinyllm.tinyllm import ENGINES, Config, TinyLLM, initial, train
 from labkit.session.device import Device
 
 Array = np.ndarray
@@ -252,6 +252,43 @@ def loss_by_frequencies(training: Array, validation: Array) -> float:
     """Nats a byte of `validation` where each is predicted by its share of `training`, every byte counted once more."""
     counts = np.bincount(training, minlength=256) + 1.0
     return float(np.log(counts.sum()) - np.log(counts[validation]).mean())
+
+
+class Trained(NamedTuple):
+    """What a training of the correct model gave."""
+
+    config: Config
+    count: int
+    """Steps."""
+    curve: list[tuple[int, float, float]]
+    """(step, training loss, validation loss), nats a byte."""
+    predicted: set[int]
+    logits: Array
+    by_frequencies: float
+    """The loss of one who knows how often each byte is in the training text."""
+    sample: str
+
+
+def trained(
+    full: bool,
+    steps: int,
+    training: Array,
+    validation: Array,
+    device: Device,
+    rng: Callable[[int], np.random.Generator],
+) -> Trained:
+    """The correct model, full or small, trained on bytes; 0 steps are 3000 or 100. `rng` makes generators by number."""
+    c = Config() if full else Config(context=32, width=48, heads=2, sequences=8)
+    count, rate, batches = steps or (3000 if full else 100), 1e-3 if full else 1e-2, 16 if full else 2
+    learner = TinyLLM(c, device)
+    learner.write(initial(c, rng(8)))
+    every = max(1, count // 10)
+    curve = train(learner, training, validation, count, rate, rng(9), every=every, looked_at=batches)
+    predicted = predictions(learner, validation)
+    by_frequencies, logits = loss_by_frequencies(training, validation), learner.logits()
+    sample = learner.generate(b"Return the ", 120, rng(10), 0.8).decode(errors="replace")
+    learner.close()
+    return Trained(c, count, curve, predicted, logits, by_frequencies, sample)
 
 
 def log(outcome: Any, debug_print: str = "a fixed number") -> list[str]:

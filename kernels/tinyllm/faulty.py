@@ -301,12 +301,14 @@ def _request(p: Program, device: Device) -> dict[str, object]:
     }
 
 
-def round_trip(names: Sequence[str], values: Array, known: Array, device: Device) -> tuple[Array, Array]:
+def round_trip(
+    names: Sequence[str], values: Array, known: Array, device: Device, source: Path = FOLDER / "faulty.cu"
+) -> tuple[Array, Array]:
     """The printed d2h and h2d alone, with these switches: the host vector after d2h, the device's values after h2d.
 
     `values` are on the device before d2h, `known` before h2d; both float32 [rows, columns].
     """
-    library = ctypes.CDLL(str(build(FOLDER / "faulty.cu", HOST, device)))
+    library = ctypes.CDLL(str(build(source, HOST, device)))
     switches, host, back = row(*names), np.full(8 * values.size, np.nan, np.float32), np.full_like(values, np.nan)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (switches, values, known, host, back)]
     room = ctypes.c_size_t(host.size)

@@ -37,7 +37,7 @@ def draw_strip(axes: Any, host: np.ndarray, values: np.ndarray) -> None:
     )
     for y, (end, words, colour) in enumerate(uploads):
         axes.annotate("", (end, -0.4 - y), (0, -0.4 - y), arrowprops={"arrowstyle": "|-|", "color": colour})
-        axes.text(8, -0.75 - y, words, color=colour, va="center", fontsize=8.5)
+        axes.text(0.012 * length, -0.8 - y, words, color=colour, va="center", fontsize=8.5)
     axes.set(xlim=(-10, max(length, n) + 10), ylim=(-2.1, 1.15))
     axes.axis("off")
 

@@ -12,7 +12,7 @@ import whywrong
 from kernels.mhc.race.claims import TOLERANCE
 from kernels.mhc.race.emitted import Emitted
 from kernels.mhc.race.spare_buffer import Pair
-from kernels.mhc.race.variants import VARIANTS, Repeats
+from kernels.mhc.race.variants import AS_IT_WAS, STREAMS, VARIANTS, Measured, Repeats
 from whywrong.drawing import plots
 
 ROWS = 12
@@ -44,7 +44,7 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
                     hit = (step, slot) in overwritten
                     axis.barh(slot, 0.98, left=0.01, height=0.74, fill=False, lw=2.5,
                               edgecolor=plots.RED if hit else plots.GREEN)  # fmt: skip
-            axis.set(xlim=(0, 1), ylim=(3.5 if text.buffers[tile] <= 4 else text.buffers[tile] - 0.5, -0.5), xticks=[])
+            axis.set(xlim=(-0.02, 1.02), ylim=(max(4, text.buffers[tile]) - 0.5, -0.5), xticks=[])
             axis.set_yticks([] if step else range(text.buffers[tile]))
             axis.set_title(f"end of step {step}", fontsize=9)
             axis.spines[:].set_visible(False)
@@ -58,7 +58,7 @@ def film(kernels: Mapping[str, Emitted], steps: int = 5) -> Figure:
 
 
 def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
-    """The largest error of each variant's runs over the tolerance; red where repeats differ.
+    """The largest error of each variant's runs over the tolerance; orange where repeats differ.
 
     Those that differ come first; of the others as many as there is room for, :data:`ROWS` in all.
     """
@@ -78,6 +78,18 @@ def draw_errors(axes: Axes, repeats: Mapping[str, Repeats]) -> None:
     if beyond != differ or not any(differ):
         words = f"Repeats of {sum(differ)} variants differ, and {sum(beyond)} are wrong by more than rounding"
     axes.set_title(words)
+
+
+def errors(made: Measured) -> Figure:
+    """:func:`draw_errors` as a figure, whose caption says how many runs of what size made it."""
+    figure, axes = plots.figure(width=8.5, height=3.6)
+    draw_errors(axes, made.repeats)
+    drawn = (
+        f"{min(ROWS, len(made.repeats))} of {len(made.repeats)} variants, {made.repeats[AS_IT_WAS].times} runs of each"
+    )
+    sizes = f"T = {made.sizes['tokens']}, K = {STREAMS * made.sizes['d']}"
+    plots.caption(figure, f"{drawn}; {sizes}; Triton {made.triton}; {made.where}")
+    return figure
 
 
 def checks(repeats: Mapping[str, Repeats]) -> whywrong.Table:

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+import triton
 
 from kernels.mhc import golden, launch
 from kernels.mhc.problem import Constants
 from kernels.mhc.race import race_kernels
 from kernels.mhc.race.emitted import Order
+from labkit import Lab
 from labkit.bench.timing import cuda_times
 from whywrong.comparing.bounds import Bound, sum_of_products
 
@@ -154,6 +156,30 @@ def repeat_variant(
     `compiled` is run in its place, as in :func:`prepare_launch`.
     """
     return repeat_in_turn(variant, tokens, k, seed, times, device, [compiled])[0]
+
+
+class Measured(NamedTuple):
+    """Repeats of every variant, and what made them; no repeats where there is neither a GPU nor a record of one."""
+
+    repeats: dict[str, Repeats]
+    triton: str
+    where: str
+    sizes: Mapping[str, Any]
+    """The parameters of the run."""
+
+
+def measured(lab: Lab, times: int) -> Measured:
+    """On a GPU each variant is run now; elsewhere its runs are those on record."""
+    given = lab.parameters
+    if lab.device.is_cuda:
+        sizes = (given["tokens"], STREAMS * given["d"], lab.seed, times, "cuda")
+        runs = {name: repeat_variant(variant, *sizes) for name, variant in VARIANTS.items()}
+        return Measured(runs, triton.__version__, lab.caption, given)
+    if lab.recorded:
+        metrics = lab.recorded.result["metrics"]
+        recorded = lab.recorded.result["parameters"]
+        return Measured(from_json(metrics["runs"]), metrics["triton"], lab.recorded.where, recorded)
+    return Measured({}, triton.__version__, lab.caption, given)
 
 
 def repeat_in_turn(
