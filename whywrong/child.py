@@ -6,7 +6,8 @@
 Three processes: this one; a server, forked from it when the first call is made, with all that is loaded here, torch
 and closures too; and a worker, forked by the server, in which `function` runs call after call. The server runs nothing
 itself: it forks another worker where one has died, and kills what that has left. Whatever the worker starts, detached
-or not, becomes a child of the server when its parent ends, and the server ends with this process.
+or not, becomes a child of the server when its parent ends, and the server ends with this process. A `fresh` server is
+an interpreter of its own, as CUDA survives no fork: its workers import the function, and the server never uses a GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -36,6 +40,7 @@ from torch import Tensor
 
 from whywrong.errors import first_line
 from whywrong.process_state import ALONE
+from whywrong.torch_private import TorchDispatchMode
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Of Linux's prctl(2): a signal at the parent's end, and to become the parent of orphans among what one has started."""
@@ -63,9 +68,9 @@ class RaisedError(Exception):
 
 
 def available() -> bool:
-    """Whether calls may run in a child here: on Linux, which gives orphans to the server, and without a GPU.
+    """Whether a fork may run calls here: on Linux, which gives orphans to the server, and without a GPU.
 
-    Neither CUDA nor autograd's threads for a GPU survive a fork.
+    Neither CUDA nor autograd's threads for a GPU survive it.
     """
     return sys.platform == "linux" and not torch.cuda.is_available()
 
@@ -74,13 +79,14 @@ class Child:
     """Calls `function` in a process of its own; arguments and results are pickled, tensors by their memory.
 
     `memory` is how many bytes it may have beyond those that this process has: by default a quarter of what is free.
-    Tensors of one memory share it on the other side too, and lie there as they lie here. `calls` counts what the worker
-    has answered. For one thread at a time.
+    Tensors of one memory share it on the other side too, on a CPU, and lie there as they lie here. `calls` counts what
+    the worker has answered. With `fresh` the function is one that another interpreter can import. The time that the
+    worker waits for a core, on a machine that has much to do, is not counted. For one thread at a time.
     """
 
-    def __init__(self, function: Callable[..., Any], memory: int | None = None) -> None:
-        self._function, self._memory = function, memory
-        self._server, self.calls = 0, 0
+    def __init__(self, function: Callable[..., Any], memory: int | None = None, fresh: bool = False) -> None:
+        self._function, self._memory, self._fresh = function, memory, fresh
+        self._server, self._pid, self.calls = 0, 0, 0
         self._control: Any = None
         self._connection: Any = None
 
@@ -149,13 +155,18 @@ class Child:
             self._fork()
         if self._connection is None:
             try:
-                _, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+                pid, descriptors, _, _ = socket.recv_fds(self._control, 4, 1)
             except ConnectionError:
                 descriptors = []
             if not descriptors:
                 self._lost()
+            self._pid = int.from_bytes(pid, "big")
             self._connection = socket.socket(fileno=descriptors[0])
             _open.add(self._connection)
+            if self._fresh:  # what it imports, and a GPU, take their time before a call's begins
+                message = dumps(None)
+                self._connection.sendall(LENGTH.pack(len(message)) + message)
+                self._answer(self._connection, math.inf)
         return self._connection
 
     def _fork(self) -> None:
@@ -165,17 +176,21 @@ class Child:
                 stream.flush()
         with ALONE, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, none of which the server needs
-            self._server = os.fork()
+            self._server = _interpreter(theirs) if self._fresh else os.fork()
             if not self._server:
                 ours.close()
-                _serve(theirs, self._function, self._memory)
+                _serve(theirs, lambda: self._function, self._memory)
         theirs.close()
         self._control = ours
         _open.add(ours)
+        if self._fresh:
+            module = getattr(self._function, "__module__", "")
+            message = pickle.dumps((_preparation(), module, pickle.dumps(self._function), self._memory))
+            ours.sendall(LENGTH.pack(len(message)) + message)
 
     def _answer(self, connection: socket.socket, end: float) -> bytearray:
         """The worker's answer. Raises TimeoutError, or DiedError with what became of it."""
-        answer, length = bytearray(), None
+        answer, length, waited = bytearray(), None, _waited(self._pid)
         while length is None or len(answer) < length:
             left = None if math.isinf(end) else max(0.0, end - time.monotonic())
             readable = select.select([connection, self._control], [], [], left)[0]
@@ -188,7 +203,11 @@ class Child:
                             del answer[: LENGTH.size]
                         continue
             if not readable:
-                raise TimeoutError
+                before, waited = waited, _waited(self._pid)
+                if waited < before + 0.01:
+                    raise TimeoutError
+                end += waited - before
+                continue
             status = self._status()
             connection.close()
             self._connection, self.calls = None, 0
@@ -221,6 +240,41 @@ def _ended(status: int) -> str:
     return f"ended the process, with exit code {os.WEXITSTATUS(status)}"
 
 
+def _waited(pid: int) -> float:
+    """The seconds that a process was ready to run and had no core, as Linux counts them."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def _interpreter(control: socket.socket) -> int:
+    """The process of an interpreter that serves at the other end of `control`."""
+    control.set_inheritable(True)
+    serve = f"from whywrong.child import serve; serve({control.fileno()})"
+    words = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"]
+    return os.posix_spawn(sys.executable, words, os.environ)
+
+
+def _preparation() -> dict[str, Any]:
+    """What another interpreter needs to import what this one has, its script too."""
+    return {k: x for k, x in spawn.get_preparation_data("child").items() if k not in ("authkey", "start_method")}
+
+
+def serve(descriptor: int) -> NoReturn:
+    """In an interpreter of its own: the server."""
+    control = socket.socket(fileno=descriptor)
+    preparation, module, function, memory = loads(_received(control))
+    if module.startswith("whywrong."):  # once for all workers; anybody else's might use the GPU
+        import_module(module)
+
+    @cache
+    def imported() -> Any:
+        spawn.prepare(preparation)
+        return pickle.loads(function)
+
+    _serve(control, imported, memory)
+
+
 def _kill_group(leader: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
@@ -231,7 +285,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _serve(control: socket.socket, function: Callable[..., Any], memory: int | None) -> NoReturn:
+def _serve(control: socket.socket, function: Callable[[], Any], memory: int | None) -> NoReturn:
     """The server: a worker at a time, until the other side of `control` is closed."""
     try:
         for other in list(_open):
@@ -259,7 +313,7 @@ def _serve(control: socket.socket, function: Callable[..., Any], memory: int | N
                 os.close(waking)
                 _work(theirs, function, memory)
             theirs.close()
-            socket.send_fds(control, [b"+"], [ours.fileno()])
+            socket.send_fds(control, [worker.to_bytes(4, "big")], [ours.fileno()])
             ours.close()
             control.sendall(_attend(control, ended, worker).to_bytes(4, "big"))
     finally:
@@ -306,7 +360,7 @@ def _children() -> Iterator[int]:
                 yield int(stat.parent.name)
 
 
-def _work(connection: socket.socket, function: Callable[..., Any], memory: int | None) -> NoReturn:
+def _work(connection: socket.socket, function: Callable[[], Any], memory: int | None) -> NoReturn:
     """The worker: answers each request, until there are no more."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -358,9 +412,13 @@ def end_copy(of: int) -> None:
         os._exit(0)
 
 
-def _answered(function: Callable[..., Any], message: bytearray) -> bytes:
+def _answered(function: Callable[[], Any], message: bytearray) -> bytes:
     try:
-        return dumps(("returned", function(*loads(message))))
+        call, arguments = function(), loads(message)
+        if arguments is None:
+            with TorchDispatchMode():  # which imports much at its first use
+                return dumps(("ready", float(torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu"))))
+        return dumps(("returned", call(*arguments)))
     except BaseException as error:
         return dumps(("raised", in_words(error)))
 
@@ -424,30 +482,31 @@ def _received(connection: socket.socket) -> bytearray:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes each memory of tensors on a CPU once, as bytes."""
+    """Writes each memory of tensors once, as bytes."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._memories: dict[int, bytearray] = {}
+        self._memories: dict[tuple[str, int], bytearray] = {}
 
     def reducer_override(self, x: Any) -> Any:
         """Of tensors, their memory and how they lie there."""
-        if type(x) is not Tensor or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+        where = str(x.device) if type(x) is Tensor else ""
+        if where.partition(":")[0] not in ("cpu", "cuda") or x.layout != torch.strided or x.is_quantized:
             return NotImplemented
         x = x.detach().resolve_conj().resolve_neg()
         storage = x.untyped_storage()
-        if storage.data_ptr() not in self._memories:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            self._memories[storage.data_ptr()] = bytearray(whole.numpy())
-        memory = self._memories[storage.data_ptr()]
-        return _tensor, (memory, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
+        at = where, storage.data_ptr()
+        if at not in self._memories:
+            whole = torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
+            self._memories[at] = bytearray(whole.cpu().numpy())
+        return _tensor, (self._memories[at], x.dtype, tuple(x.shape), x.stride(), x.storage_offset(), where)
 
 
-def _tensor(memory: bytearray, dtype: torch.dtype, shape: Any, stride: Any, offset: int) -> Tensor:
+def _tensor(memory: bytearray, dtype: torch.dtype, shape: Any, stride: Any, offset: int, where: str) -> Tensor:
     if not memory:
-        return torch.empty_strided(shape, stride, dtype=dtype)
-    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=where)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).to(where).untyped_storage()
+    return torch.empty(0, dtype=dtype, device=where).set_(storage, offset, shape, stride)
 
 
 def dumps(value: Any) -> bytes:

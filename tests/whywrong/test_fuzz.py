@@ -36,7 +36,8 @@ def hunted(name, **how):
 def test_a_right_kernel_is_not_accused():
     found = hunted("right", examples=40)
     assert (found.found, found.passed, found.examples) == (False, True, 40)
-    assert "no failure found\n  40 tried, 0 refused, 0 discarded; seed 0\n  sizes: 4 1 to " in repr(found)
+    assert "no failure found\n  40 tried, 0 refused, 0 discarded; seed 0\n  sizes (your example's): " in repr(found)
+    assert re.search(r": dimension 0 of 'x' 1 to \d+ \(4\), dimension 1 of 'x' 1 to \d+ \(9\)\n", repr(found))
     assert "ended: 40 cases, as asked" in repr(found)
 
 
@@ -48,7 +49,7 @@ def test_a_right_kernel_is_not_accused():
         ("unwritten", "1 NaN"),
         ("earlier_result", "the call before, on other inputs, gave the same"),
         ("one_buffer", "a later call changed the result of an earlier one"),
-        ("every_second", "so a second call on the same inputs"),
+        ("every_second", "; two calls on the same inputs differ in 1 of "),
         ("in_place", "changed its input 'x'"),
         ("without_strides", "NaN"),
         ("behind_its_result", "wrote outside"),
@@ -741,7 +742,8 @@ def test_progress_and_what_no_script_imports_are_said(monkeypatch):
         clock[0] += 4.0
         return x * 2.0
 
-    monkeypatch.setattr("whywrong.fuzzing.fuzz.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for module in ("fuzzing.fuzz", "console"):
+        monkeypatch.setattr(f"whywrong.{module}.time", SimpleNamespace(monotonic=lambda: clock[0]))
     whywrong.fuzz(kernel, kernels.reference, EXAMPLE, examples=3, progress=lines.append, **HERE)
     assert re.fullmatch(r"fuzz: .*kernel is no function at the top level of a file, so no .script\(\) .*", lines[0])
     assert whywrong.fuzz(kernels.right, kernels.right, EXAMPLE, examples=3, progress=lines.append).examples == 3
@@ -788,7 +790,8 @@ def test_an_error_that_leaves_cuda_unusable_ends_it_and_is_said():
     found = whywrong.fuzz(kernel, lambda x: x * 2.0, EXAMPLE, examples=30, **HERE)
     assert (len(calls), found.examples) == (2, 1), "on other values, and then on the example"
     assert "raised RuntimeError: CUDA error: an illegal" in found.failure.words
-    assert found.notes[0] == "CUDA cannot be used any more in this process, so nothing smaller was tried"
+    assert found.failure.words.endswith("was encountered; no call of CUDA works in its process any more")
+    assert found.notes[0] == "so nothing smaller was tried; isolate=True gives the kernel a process of its own"
 
 
 def test_a_failure_with_strides_alone_does_not_hide_another():

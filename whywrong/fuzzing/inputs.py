@@ -145,6 +145,11 @@ class Drawing:
         tensor, axis = next((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
         return self._given[tensor].shape[axis] // _times(self._axes[tensor][axis])
 
+    def words(self, name: str) -> str:
+        """A size's own name, or where it stands if it has none."""
+        at = ((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
+        return "dimension {1} of {0!r}".format(*next(at)) if name.isdecimal() else name
+
     def _shape(self, name: Any, lengths: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(one if isinstance(one, int) else lengths[_name(one)] * _times(one) for one in self._axes[name])
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from functools import partial
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from whywrong import child
-from whywrong.checking.guarded import Allocations, Memory, Span, faults
+from whywrong.checking.guarded import Allocations, Memory, faults
 from whywrong.checking.repetition import poisoned
 from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
-from whywrong.errors import UsageError
+from whywrong.errors import UsageError, first_line
 from whywrong.fuzzing.inputs import Inputs, Names, tensors
+from whywrong.process_state import attribute
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.watching import OUTPUT, tensors_of
 from whywrong.torch_private import tree_map_only
@@ -27,13 +32,45 @@ from whywrong.torch_private import tree_map_only
 MEMORY: int | None = None
 """Bytes that a kernel in a child may have beyond what this process has; None: a quarter of what is free."""
 
+NO_LIMIT = 1 << 62
 
-def isolated(isolate: bool | None, inputs: Inputs) -> bool:
-    """Whether a kernel runs in a child: where it can and nobody says otherwise. Raises UsageError where it cannot."""
-    can = child.available() and all(x.device.type == "cpu" for x in tensors(inputs).values())
-    if isolate and not can:
-        raise UsageError("isolate: expected False, or None, where there is a GPU or no Linux, got True")
-    return can if isolate is None else bool(isolate)
+
+LOST = "; no call of CUDA works in its process any more"
+
+
+def isolated(isolate: bool | None, inputs: Inputs, kernel: Callable[..., Any]) -> str:
+    """How a kernel runs in a child: "fork", as it does where it can, or "fresh" in one that imports it; "" if not.
+
+    Raises UsageError where it can not.
+    """
+    kinds = {x.device.type for x in tensors(inputs).values()}
+    if isolate is not False and child.available() and kinds <= {"cpu"}:
+        return "fork"
+    if not isolate:
+        return ""
+    if sys.platform != "linux" or not kinds <= {"cpu", "cuda"}:
+        raise UsageError(
+            f"isolate: expected False, or None, for {', '.join(sorted(kinds))} on {sys.platform}, got True"
+        )
+    imported("isolate: kernel", kernel)
+    return "fresh"
+
+
+def function_name(function: Any) -> str:
+    """What a function is called."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def imported(what: str, function: Any) -> tuple[str, str]:
+    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
+    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+    path = getattr(of, "__file__", None) or ""
+    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
+    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
+        wanted = "a function at the top level of a file"
+        raise UsageError(f"{what}: {function_name(function)} cannot be imported; expected {wanted}")
+    root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
+    return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 
 
 @dataclass
@@ -54,20 +91,24 @@ class Call:
 class Kernel:
     """A kernel that is run on many inputs, each time on other values first, then twice.
 
-    `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. With `isolated` it
-    runs in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call. There inputs
-    lie behind guard pages, and in one more call before such.
+    `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. If `isolated`, it runs
+    in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call. In one that is
+    forked, inputs lie behind guard pages, and in one more call before such.
     """
 
     function: Callable[..., Any]
     out: Names
     refuses: Names
     arrays: Names
-    isolated: bool
+    isolated: str
     fixed: Inputs = field(default_factory=dict)
+    reference: Any = None
 
-    def __post_init__(self) -> None:
-        self._child = child.Child(self._run, MEMORY)
+    @cached_property
+    def _child(self) -> child.Child:
+        fresh = self.isolated == "fresh"
+        run = replace(self)._run  # of a copy without this child, which can be pickled
+        return child.Child(run, NO_LIMIT if fresh else MEMORY, fresh)  # CUDA reserves more than there is
 
     def close(self) -> None:
         """End the child, if there is one; the next case begins another."""
@@ -76,16 +117,18 @@ class Kernel:
     def __call__(self, inputs: Inputs, golden: Golden, seconds: float) -> list[Call]:
         """The two calls on these inputs. Raises child.TimedOutError if they have not ended in time."""
         calls: list[Call] = self._asked("calls", inputs, golden, seconds)
-        if self.isolated and not calls[-1].words:
-            with suppress(child.DiedError, child.RaisedError):  # as of a kernel that takes aligned inputs alone
-                calls[0].touched = self._asked("touched", inputs, golden, seconds)
+        if self.isolated == "fork" and not calls[-1].words:
+            calls[0].touched = self.answer("touched", inputs, golden, seconds) or ""  # nothing if it takes no such
+        if self.isolated and "CUDA error" in calls[-1].words:
+            self._child.renew()
         return calls
 
-    def reads(self, inputs: Inputs, golden: Golden, seconds: float) -> dict[Any, Span]:
-        """What the kernel reads outside of each input, as far as its results show it."""
+    def answer(self, what: str, inputs: Inputs, golden: Golden, seconds: float) -> Any:
+        """What :meth:`_run` says of one more call; None where it does not return, as of one that takes aligned inputs
+        alone. It may touch what lies outside of its inputs, read there ("reads"), or call the "reference".
+        """
         with suppress(child.DiedError, child.RaisedError):
-            return self._asked("reads", inputs, golden, seconds)
-        return {}
+            return self._asked(what, inputs, golden, seconds)
 
     def _asked(self, what: str, inputs: Inputs, golden: Golden, seconds: float) -> Any:
         given = {name: x for name, x in inputs.items() if name not in self.fixed}
@@ -95,7 +138,9 @@ class Kernel:
         ask = self._calls_of if what == "calls" else child.Child.__call__
         try:
             return ask(self._child, *about, seconds=seconds)
-        except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # arguments that only a fork carries over
+            if self.isolated == "fresh":
+                raise UsageError(f"isolate: expected inputs that can be pickled, got {first_line(error)}") from None
             with child.Child(partial(self._run, *about), MEMORY) as once:
                 return ask(once, seconds=seconds)
 
@@ -111,6 +156,8 @@ class Kernel:
             pass
         except child.DiedError as error:
             with suppress(child.DiedError):
+                if not before:
+                    raise
                 process(*arguments, True, seconds=seconds)
                 return [Call(words=f"{error}, after {before} other cases in one process; not when it is run alone")]
         try:
@@ -130,9 +177,9 @@ class Kernel:
         others: bool = True,
         interrupts: Names = (),
     ) -> Any:
-        """What the kernel does: in calls, to what lies behind its inputs, or by what it reads there."""
+        """What the kernel does: in calls, to what lies behind its inputs, by what it reads there, to its reference."""
         inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
-        pages = {"calls": "before", "touched": "behind", "reads": ""}[what] if self.isolated else ""
+        pages = {"calls": "before", "touched": "behind"}.get(what, "") if self.isolated == "fork" else ""
         memory = Memory(tensors(inputs), self.out, pages)
         run = partial(self._call, memory, inputs, names, read, interrupts)
 
@@ -144,6 +191,10 @@ class Kernel:
             call = run(start, (Exception,))
             return call.words, {name: digest(x) for name, x in call.results.items()}
 
+        if what == "reference":
+            with calls_of(self.reference) as made:
+                run(memory.start, (Exception,))
+                return bool(made)
         with faults(fault) if pages else nullcontext():
             if what == "touched":
                 run(memory.start, (Exception,))
@@ -181,12 +232,14 @@ class Kernel:
         try:
             with poisoned(), Allocations() as allocated:
                 value = called(self.function, inputs | seen)
+                if any(x.is_cuda for x in given.values()):
+                    torch.cuda.current_stream().synchronize()  # which raises what a kernel did there, and there alone
         except interrupts:
             raise
         except refused:
             return Call(words="refused")
         except BaseException as why:
-            return Call(words=f"raised {child.in_words(why)}")
+            return Call(words=f"raised {child.in_words(why)}" + LOST * ("CUDA error" in first_line(why) and _lost()))
         finally:
             child.end_copy(me)
         was = memory.views(start)
@@ -205,6 +258,39 @@ class Kernel:
             )
         outside = "wrote outside of what it was given and of what it allocated"
         return Call(found, outside * (not (memory.whole(start) and allocated.whole)))
+
+
+def _lost() -> bool:
+    """Whether an error has left CUDA unusable: then every call raises it again."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+_made: list[int] = []
+
+
+def _noted(*_: Any, **__: Any) -> None:
+    from whywrong.fuzzing import running
+
+    running._made.append(1)
+    raise RuntimeError("the reference")
+
+
+@contextmanager
+def calls_of(reference: Any) -> Iterator[list[int]]:
+    """Notes each call of a function of Python, or of a module's forward, wherever it was found; it raises then."""
+    function = getattr(reference, "forward", reference)
+    function = getattr(function, "__func__", function)
+    _made.clear()
+    if not isinstance(function, FunctionType):
+        yield _made
+        return
+    code = _noted.__code__.replace(co_freevars=function.__code__.co_freevars)
+    with attribute(function, "__code__", code):
+        yield _made
 
 
 def results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
