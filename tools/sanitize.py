@@ -59,7 +59,7 @@ def findings(text: str) -> list[str]:
     lines = [line.removeprefix(PREFIX) for line in text.splitlines() if line.startswith(PREFIX)]
     heads = [k for k, line in enumerate(lines) if re.match(r"Invalid |Uninitialized |(Error|Warning): Race", line)]
     ends = [*heads[1:], len(lines)]
-    rest = [" ".join(x for x in lines[k + 1 : end] if x[:1] == " ") for k, end in zip(heads, ends, strict=True)]
+    rest = [" ".join(x for x in lines[k + 1 : end] if x[:1] == " ") for k, end in zip(heads, ends, strict=False)]
     return list(dict.fromkeys(_words(lines[k], more, arguments) for k, more in zip(heads, rest, strict=True)))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError, first_line
 from whywrong.fuzzing.inputs import Inputs, Names, tensors
-from whywrong.process_state import attribute
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.watching import OUTPUT, tensors_of
 from whywrong.torch_private import tree_map_only
@@ -44,16 +43,13 @@ def isolated(isolate: bool | None, inputs: Inputs, kernel: Callable[..., Any]) -
     Raises UsageError where it can not.
     """
     kinds = {x.device.type for x in tensors(inputs).values()}
-    if isolate is not False and child.available() and kinds <= {"cpu"}:
-        return "fork"
-    if not isolate:
-        return ""
-    if sys.platform != "linux" or not kinds <= {"cpu", "cuda"}:
-        raise UsageError(
-            f"isolate: expected False, or None, for {', '.join(sorted(kinds))} on {sys.platform}, got True"
-        )
-    imported("isolate: kernel", kernel)
-    return "fresh"
+    if child.available() and kinds <= {"cpu"}:
+        return "fork" * (isolate is not False)
+    if isolate and (sys.platform != "linux" or not kinds <= {"cpu", "cuda"}):
+        raise UsageError(f"isolate: expected False, or None, for {sorted(kinds)} on {sys.platform}, got True")
+    if isolate:
+        imported("isolate: kernel", kernel)
+    return "fresh" * bool(isolate)
 
 
 def function_name(function: Any) -> str:
@@ -191,10 +187,12 @@ class Kernel:
             call = run(start, (Exception,))
             return call.words, {name: digest(x) for name, x in call.results.items()}
 
-        if what == "reference":
-            with calls_of(self.reference) as made:
+        if what == "reference":  # wherever it is called, it ends the call; in this process alone, which ends soon
+            of = getattr(self.reference, "forward", self.reference)
+            if isinstance(of := getattr(of, "__func__", of), FunctionType):
+                of.__code__ = _noted.__code__.replace(co_freevars=of.__code__.co_freevars)
                 run(memory.start, (Exception,))
-                return bool(made)
+            return False
         with faults(fault) if pages else nullcontext():
             if what == "touched":
                 run(memory.start, (Exception,))
@@ -262,35 +260,16 @@ class Kernel:
 
 def _lost() -> bool:
     """Whether an error has left CUDA unusable: then every call raises it again."""
-    try:
+    with suppress(Exception):
         torch.cuda.synchronize()
-    except Exception:
-        return True
-    return False
-
-
-_made: list[int] = []
+        return False
+    return True
 
 
 def _noted(*_: Any, **__: Any) -> None:
-    from whywrong.fuzzing import running
+    from whywrong import child
 
-    running._made.append(1)
-    raise RuntimeError("the reference")
-
-
-@contextmanager
-def calls_of(reference: Any) -> Iterator[list[int]]:
-    """Notes each call of a function of Python, or of a module's forward, wherever it was found; it raises then."""
-    function = getattr(reference, "forward", reference)
-    function = getattr(function, "__func__", function)
-    _made.clear()
-    if not isinstance(function, FunctionType):
-        yield _made
-        return
-    code = _noted.__code__.replace(co_freevars=function.__code__.co_freevars)
-    with attribute(function, "__code__", code):
-        yield _made
+    child.answer_from_within(True)
 
 
 def results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
