@@ -238,9 +238,8 @@ class FuzzReport:
         lines += ['    os.environ["TRITON_INTERPRET"] = "1"  # before Triton\'s kernels are imported']
         lines += [*(text for _, text in imports), "", ""]
         lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in made.items())]
-        lines += [
-            f"    failure = check(kernel, reference, inputs, precision={self.failure.precision!r}, out={self.out})"
-        ]
+        how = f"precision={self.failure.precision!r}, out={self.out}"
+        lines += [f"    failure = check(kernel, reference, inputs, {how})"]
         lines += ["    assert failure is None, failure", "", "", f'if __name__ == "__main__":\n    {test}', ""]
         return "\n".join(lines)
 
@@ -329,14 +328,13 @@ def fuzz(
     asked = None if alone == "fresh" else reference  # which need not be one that can be imported
     process = Kernel(kernel, out, _names(refuses), report.arrays, alone, fixed, asked)
     default = 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
-    search = _Search(report, process, precision, seconds, examples, most or default, progress)
+    search = _Search(report, process, precision, seconds, examples)
+    search.most, search.progress = most or default, Progress(progress)
     for what in (kernel, reference):
         try:
             imported("", what)
         except UsageError:
-            progress(
-                f"fuzz: {function_name(what)} is no function at the top level of a file, so no .script() can import it"
-            )
+            progress(f"fuzz: {function_name(what)} is no function at the top level of a file: no .script() imports it")
     try:
         if strategy:
             search.where, drawing = _where(where, {}), None
@@ -355,9 +353,7 @@ def fuzz(
         process.close()
         search.progress.close()
     if report.discarded and not report.examples + report.refused:
-        raise UsageError(
-            f"reference: none of {report.discarded} inputs sampled suits {function_name(reference)}: {search.why}"
-        )
+        raise UsageError(f"reference: none of {report.discarded} inputs suits {function_name(reference)}: {search.why}")
     return report
 
 
@@ -372,8 +368,8 @@ def check(
     process = Kernel(kernel, out, (), arrays, isolated(isolate, inputs, kernel))
     try:
         recorded = _record(reference, inputs, out)
-        calls = process(inputs, recorded, math.inf)
-        found = _judged(calls, reference, inputs, recorded, precision, out, TRACE_FALSE_POSITIVES)
+        search = _Search(FuzzReport(kernel, reference, out, 0), process, precision, math.inf, 1)
+        found = search.judged(process(inputs, recorded, math.inf), inputs, recorded)
     finally:
         process.close()
     return found if isinstance(found, Failure) else None
@@ -389,19 +385,11 @@ class _Search:
     `_rate` is the seconds that a check takes for a unit of the reference's work, by the one with most work so far.
     """
 
-    def __init__(
-        self,
-        report: FuzzReport,
-        kernel: Kernel,
-        precision: Precision | None,
-        seconds: float,
-        examples: int,
-        most: int,
-        progress: Callable[[str], None],
-    ) -> None:
-        self.report, self.most, self.why = report, most, ""
-        self.where: Callable[[Inputs], Any] = _always
-        self._kernel, self._precision, self._seconds, self.progress = kernel, precision, seconds, Progress(progress)
+    where: Callable[[Inputs], Any]
+
+    def __init__(self, report: FuzzReport, kernel: Kernel, precision: Any, seconds: float, examples: int) -> None:
+        self.report, self.why, self.most, self.progress = report, "", 0, Progress()
+        self._kernel, self._precision, self._seconds = kernel, precision, seconds
         self._examples = self._until = examples
         self._begun = time.monotonic()
         self._end = self._begun + seconds
@@ -544,16 +532,61 @@ class _Search:
         except child.TimedOutError as error:
             calls = [Call(words=f"hangs: it {error}")]
             if left < limit:
-                report.ended = (
-                    f"{self._seconds:g} s are over; a case {error}: {Failure(inputs, '', recorded, None).given}"
-                )
+                case = Failure(inputs, "", recorded, None).given
+                report.ended = f"{self._seconds:g} s are over; a case {error}: {case}"
                 raise _EnoughError from None
-        chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
-        found = _judged(calls, report.reference, inputs, recorded, self._precision, report.out, chance)
+        found = self.judged(calls, inputs, recorded)
         self._passed = (inputs, recorded) if found == "examples" else self._passed
         work = work_of(recorded.program)
         if work >= self._longest:
             self._longest, self._rate = work, max(1e-6, (time.monotonic() - begun) / (1000.0 + work))
+        return found
+
+    def judged(self, calls: list[Call], inputs: Inputs, recorded: Golden) -> Failure | str:
+        """What is wrong with the kernel's calls: first what they do to memory, then their results.
+
+        If nothing is, what they count as: examples or refused.
+        """
+        reads = (x for name, x in tensors(inputs).items() if name not in self.report.out)
+        given, precision = dict(zip(recorded.inputs, reads, strict=False)), _declared(self._precision, inputs)
+        failure, touched = Failure(inputs, "", recorded, precision), calls[0].touched
+        chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
+        for k, call in enumerate(calls):
+            failure.words = call.words
+            if call.words:
+                return "refused" if call.words == "refused" else failure
+            failure.observed = given | self._defined(call.results, inputs, recorded)
+            found = localise(failure.observed, recorded, precision=precision, false_alarm=chance)
+            failure.localisation = found
+            if found.first is not None:
+                same = (call.results[name] for name in call.same)
+                stale = not k and any(x.numel() and x.min() < x.max() for x in same)  # one number says nothing
+                words = ["the call before, on other inputs, gave the same"] * stale
+                for other in (one for one in calls[1 - k : 2 - k] if not one.words):
+                    failure.again = given | self._defined(other.results, inputs, recorded)
+                    words += _apart(failure.observed[found.first], failure.again.get(found.first))
+                finding = found.findings[found.first]
+                words = [f"{found.first}: {finding.words}", *finding.touched, *words, *[touched] * bool(touched)]
+                failure.words = "; ".join(words)
+                return failure
+        failure.words = touched
+        return failure if touched else "examples"
+
+    def _defined(self, found: dict[str, Tensor], inputs: Inputs, recorded: Golden) -> dict[str, Tensor]:
+        """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without
+        one, or no finite number in the inputs' own dtypes, as of areas that underflow."""
+        numbers = {name: x for name, x in found.items() if x.is_floating_point() and name in recorded}
+        numbers = {name: x for name, x in numbers.items() if x.shape == recorded[name].shape}
+        plain = dict[str, Tensor]()
+        if any(bool((recorded[name].to(x.device).isfinite() & ~x.isfinite()).any()) for name, x in numbers.items()):
+            with collected([], "the reference in the inputs' own dtypes"):
+                run, copies = self._call({n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()})
+                plain = results(recorded.names, recorded.inputs, run(copies))
+        given = any(bool(x.isnan().any()) for x in tensors(inputs).values())
+        for name, x in numbers.items():
+            exact = recorded[name].to(x.device, torch.float64)
+            undefined = (exact.isnan() & (not given)) | (exact.isfinite() & ~plain.get(name, exact).isfinite())
+            found[name] = torch.where(undefined, exact, x.double()).to(x.dtype) if bool(undefined.any()) else x
         return found
 
     def _call(self, inputs: Inputs) -> tuple[Callable[[Inputs], Any], Inputs]:
@@ -587,74 +620,12 @@ class _Search:
             found.words = "; ".join([found.words, *read])
 
 
-def _judged(
-    calls: list[Call],
-    reference: Any,
-    inputs: Inputs,
-    recorded: Golden,
-    precision: Precision | None,
-    out: Names,
-    false_alarm: float,
-) -> Failure | str:
-    """What is wrong with the kernel's calls: first what they do to memory, then their results.
-
-    If nothing is, what they count as: examples or refused.
-    """
-    given = dict(zip(recorded.inputs, (x for n, x in tensors(inputs).items() if n not in out), strict=False))
-    precision = _declared(precision, inputs)
-    failure, touched = Failure(inputs, "", recorded, precision), calls[0].touched
-    for k, call in enumerate(calls):
-        failure.words = call.words
-        if call.words:
-            return "refused" if call.words == "refused" else failure
-        failure.observed = given | _defined(call.results, reference, inputs, recorded, out)
-        failure.localisation = found = localise(
-            failure.observed, recorded, precision=precision, false_alarm=false_alarm
-        )
-        if found.first is not None:
-            finding = found.findings[found.first]
-            same = (call.results[name] for name in call.same)
-            stale = not k and any(x.numel() and x.min() < x.max() for x in same)  # one number says nothing
-            again = "; the call before, on other inputs, gave the same" * stale
-            for other in (one for one in calls[1 - k : 2 - k] if not one.words):
-                failure.again = given | _defined(other.results, reference, inputs, recorded, out)
-                again += _apart(failure.observed[found.first], failure.again.get(found.first))
-            failure.words = "; ".join((f"{found.first}: {finding.words}", *finding.touched)) + again
-            failure.words += f"; {touched}" * bool(touched)
-            return failure
-    failure.words = touched
-    return failure if touched else "examples"
-
-
-def _apart(one: Tensor, other: Tensor | None) -> str:
+def _apart(one: Tensor, other: Tensor | None) -> list[str]:
     """In how many elements two results differ, in words."""
-    if (
-        other is None
-        or one.shape != other.shape
-        or not (apart := (one != other) & ~(one.isnan() & other.isnan())).any()
-    ):
-        return ""
-    return f"; two calls on the same inputs differ in {int(apart.sum())} of {apart.numel()} elements"
-
-
-def _defined(
-    found: dict[str, Tensor], reference: Any, inputs: Inputs, recorded: Golden, out: Names
-) -> dict[str, Tensor]:
-    """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without one,
-    or no finite number in the inputs' own dtypes, as of areas that underflow."""
-    numbers = {name: x for name, x in found.items() if x.is_floating_point() and name in recorded}
-    numbers = {name: x for name, x in numbers.items() if x.shape == recorded[name].shape}
-    plain = dict[str, Tensor]()
-    if any(bool((recorded[name].to(x.device).isfinite() & ~x.isfinite()).any()) for name, x in numbers.items()):
-        with collected([], "the reference in the inputs' own dtypes"):
-            copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items() if name not in out}
-            plain = results(recorded.names, recorded.inputs, called(reference, copies))
-    given = any(bool(x.isnan().any()) for x in tensors(inputs).values())
-    for name, x in numbers.items():
-        exact = recorded[name].to(x.device, torch.float64)
-        undefined = (exact.isnan() & (not given)) | (exact.isfinite() & ~plain.get(name, exact).isfinite())
-        found[name] = torch.where(undefined, exact, x.double()).to(x.dtype) if bool(undefined.any()) else x
-    return found
+    if other is None or one.shape != other.shape:
+        return []
+    count = int(((one != other) & ~(one.isnan() & other.isnan())).sum())
+    return [f"two calls on the same inputs differ in {count} of {one.numel()} elements"] * bool(count)
 
 
 def _declared(precision: Precision | None, inputs: Inputs) -> Precision | None:
@@ -675,10 +646,6 @@ def _case(inputs: Any) -> Case:
     return Case(inputs, {name: repr(x) for name, x in inputs.items() if name not in tensors(inputs)})
 
 
-def _always(inputs: Inputs) -> bool:
-    return True
-
-
 def _parameters(reference: Any, taken: list[Any]) -> dict[Any, Any]:
     """Arguments by the names of a reference's parameters, where it has a signature."""
     with suppress(TypeError, ValueError):
@@ -688,14 +655,12 @@ def _parameters(reference: Any, taken: list[Any]) -> dict[Any, Any]:
 
 def _where(where: Callable[..., Any] | None, parameters: Mapping[Any, Any]) -> Callable[[Inputs], Any]:
     """A user's condition as one on all inputs."""
-    if where is None:
-        return _always
-    names = list(inspect.signature(where).parameters)
+    names = list(inspect.signature(where).parameters) if where else []
     if unknown := [name for name in names if parameters and name not in parameters]:
         raise UsageError(f"where: expected arguments among {', '.join(map(str, parameters))}, got {unknown[0]!r}")
 
     def holds(inputs: Inputs) -> bool:
-        return bool(where(**{name: inputs[parameters.get(name, name)] for name in names}))
+        return where is None or bool(where(**{name: inputs[parameters.get(name, name)] for name in names}))
 
     return holds
 

@@ -128,7 +128,7 @@ class Kernel:
 
     def _asked(self, what: str, inputs: Inputs, golden: Golden, seconds: float) -> Any:
         given = {name: x for name, x in inputs.items() if name not in self.fixed}
-        about = (what, given, tuple(inputs), golden.names, golden.inputs)
+        about = (what, given, tuple(inputs), (golden.names, golden.inputs))
         if not self.isolated:
             return self._run(*about, True, (KeyboardInterrupt,))
         ask = self._calls_of if what == "calls" else child.Child.__call__
@@ -163,21 +163,12 @@ class Kernel:
         except child.DiedError as error:
             return [Call(words=str(error))]
 
-    def _run(
-        self,
-        what: str,
-        given: Inputs,
-        order: Names,
-        names: Sequence[str],
-        read: Sequence[str],
-        others: bool = True,
-        interrupts: Names = (),
-    ) -> Any:
+    def _run(self, what: str, given: Inputs, order: Names, of: Any, others: bool = True, interrupts: Names = ()) -> Any:
         """What the kernel does: in calls, to what lies behind its inputs, by what it reads there, to its reference."""
         inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
         pages = {"calls": "before", "touched": "behind"}.get(what, "") if self.isolated == "fork" else ""
         memory = Memory(tensors(inputs), self.out, pages)
-        run = partial(self._call, memory, inputs, names, read, interrupts)
+        run = partial(self._call, memory, inputs, of, interrupts)
 
         def fault(address: int) -> None:
             if words := memory.touched(address):
@@ -214,16 +205,8 @@ class Kernel:
             last = call
         return found[:1] if not found[-1].words and len(found[-1].same) == len(found[-1].results) else found
 
-    def _call(
-        self,
-        memory: Memory,
-        inputs: Inputs,
-        names: Sequence[str],
-        read: Sequence[str],
-        interrupts: Names,
-        start: Mapping[int, Tensor],
-        refused: Names,
-    ) -> Call:
+    def _call(self, memory: Memory, inputs: Inputs, of: Any, interrupts: Names, start: Any, refused: Names) -> Call:
+        """One call on such memory; `of` are the golden's names, and its inputs'."""
         given = memory.views(memory.copies(start))
         me = os.getpid()
         seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}
@@ -244,16 +227,14 @@ class Kernel:
         if self.out:
             copies = {name: given[name].clone() for name in self.out}
             several = list(copies.values())
-            value = copies if self.out[0] in names else several if len(several) > 1 else several[0]
+            value = copies if self.out[0] in of[0] else several if len(several) > 1 else several[0]
             for name in self.out:
                 given[name].copy_(was[name])
         if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
             return Call(words=f"changed its input {changed[0]!r}")
-        found = results(names, read, value)
-        if not found:
-            return Call(
-                words=f"gave {type(value).__name__} {value!r:.60}; expected a tensor, several, or a dict of them"
-            )
+        if not (found := results(of[0], of[1], value)):
+            gave = f"gave {type(value).__name__} {value!r:.60}"
+            return Call(words=f"{gave}; expected a tensor, several, or a dict of them")
         outside = "wrote outside of what it was given and of what it allocated"
         return Call(found, outside * (not (memory.whole(start) and allocated.whole)))
 
