@@ -48,6 +48,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 COPY_SECONDS = 1.0
 """How long a worker waits for a process that a call has forked: either it ends, or it returns from the call too."""
 
+TIMES_AS_LONG = 10.0
+"""As it may take, a call may take on a machine with much to do."""
+
 LENGTH = struct.Struct("!Q")
 STANDARD = {0: "standard input", 1: "standard output", 2: "standard error"}
 
@@ -81,7 +84,8 @@ class Child:
     `memory` is how many bytes it may have beyond those that this process has: by default a quarter of what is free.
     Tensors of one memory share it on the other side too, on a CPU, and lie there as they lie here. `calls` counts what
     the worker has answered. With `fresh` the function is one that another interpreter can import. The time that the
-    worker waits for a core, on a machine that has much to do, is not counted. For one thread at a time.
+    worker waits for a core, on a machine that has much to do, or for a compiler that it has started, is not counted, up
+    to TIMES_AS_LONG. For one thread at a time.
     """
 
     def __init__(self, function: Callable[..., Any], memory: int | None = None, fresh: bool = False) -> None:
@@ -191,6 +195,7 @@ class Child:
     def _answer(self, connection: socket.socket, end: float) -> bytearray:
         """The worker's answer. Raises TimeoutError, or DiedError with what became of it."""
         answer, length, waited = bytearray(), None, _waited(self._pid)
+        latest = end + (TIMES_AS_LONG - 1.0) * (end - time.monotonic())
         while length is None or len(answer) < length:
             left = None if math.isinf(end) else max(0.0, end - time.monotonic())
             readable = select.select([connection, self._control], [], [], left)[0]
@@ -204,9 +209,10 @@ class Child:
                         continue
             if not readable:
                 before, waited = waited, _waited(self._pid)
-                if waited < before + 0.01:
+                more = max(waited - before, 0.5 * _works_below(self._pid))
+                if more < 0.01 or end > latest:
                     raise TimeoutError
-                end += waited - before
+                end += more
                 continue
             status = self._status()
             connection.close()
@@ -245,6 +251,11 @@ def _waited(pid: int) -> float:
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
+
+
+def _works_below(pid: int) -> bool:
+    """Whether a process that this one has started, or one of those, is running."""
+    return any(state == "R" or _works_below(child) for child, state in _children(pid))
 
 
 def _interpreter(control: socket.socket) -> int:
@@ -347,17 +358,19 @@ def _kill_children() -> None:
     with suppress(ChildProcessError):
         while True:
             if not os.waitpid(-1, os.WNOHANG)[0]:
-                for child in _children():
+                for child, _ in _children(os.getpid()):
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(child, signal.SIGKILL)
                 time.sleep(0.001)
 
 
-def _children() -> Iterator[int]:
+def _children(of: int) -> Iterator[tuple[int, str]]:
+    """The processes that this one has started, and their states."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(stat.parent.name)
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == of:
+                yield int(stat.parent.name), state
 
 
 def _work(connection: socket.socket, function: Callable[[], Any], memory: int | None) -> NoReturn:
