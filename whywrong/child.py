@@ -38,7 +38,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from whywrong.errors import first_line
+from whywrong.errors import UsageError, first_line
 from whywrong.process_state import ALONE
 from whywrong.torch_private import TorchDispatchMode
 
@@ -76,6 +76,23 @@ def available() -> bool:
     Neither CUDA nor autograd's threads for a GPU survive it.
     """
     return sys.platform == "linux" and not torch.cuda.is_available()
+
+
+def function_name(function: Any) -> str:
+    """What a function is called."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def imported(what: str, function: Any) -> tuple[str, str]:
+    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
+    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+    path = getattr(of, "__file__", None) or ""
+    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
+    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
+        wanted = "a function at the top level of a file"
+        raise UsageError(f"{what}: {function_name(function)} cannot be imported; expected {wanted}")
+    root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
+    return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 
 
 class Child:

@@ -28,6 +28,7 @@ from whywrong import child
 from whywrong.checking.findings import Localisation
 from whywrong.checking.guarded import Span, rounded, span_in_words
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
+from whywrong.child import function_name, imported
 from whywrong.comparing.precision import Precision, dtype_of, guess, name_of
 from whywrong.console import Progress
 from whywrong.errors import LOG, UsageError, check_number, collected, first_line, needs
@@ -46,7 +47,7 @@ from whywrong.fuzzing.inputs import (
     tensors,
     without_arrays,
 )
-from whywrong.fuzzing.running import LOST, Call, Kernel, called, function_name, imported, isolated, results
+from whywrong.fuzzing.running import LOST, Call, Kernel, called, isolated, results
 from whywrong.process_state import process_wide, temporarily
 from whywrong.recording.golden import Golden, golden
 from whywrong.recording.work import Work, work_of

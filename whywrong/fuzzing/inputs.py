@@ -150,8 +150,9 @@ class Drawing:
 
     def words(self, name: str) -> str:
         """A size's own name, or where it stands if it has none."""
-        at = ((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
-        return "dimension {1} of {0!r}".format(*next(at)) if name.isdecimal() else name
+        tensor, axis = next((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
+        of = repr(tensor) if isinstance(tensor, str) else f"argument {tensor}"
+        return f"dimension {axis} of {of}" if name.isdecimal() else name
 
     def _shape(self, name: Any, lengths: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(lengths.get(one, 1) * times for one, times in self._axes[name])

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -48,25 +47,8 @@ def isolated(isolate: bool | None, inputs: Inputs, kernel: Callable[..., Any]) -
     if isolate and (sys.platform != "linux" or not kinds <= {"cpu", "cuda"}):
         raise UsageError(f"isolate: expected False, or None, for {sorted(kinds)} on {sys.platform}, got True")
     if isolate:
-        imported("isolate: kernel", kernel)
+        child.imported("isolate: kernel", kernel)
     return "fresh" * bool(isolate)
-
-
-def function_name(function: Any) -> str:
-    """What a function is called."""
-    return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def imported(what: str, function: Any) -> tuple[str, str]:
-    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
-    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
-    path = getattr(of, "__file__", None) or ""
-    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
-    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
-        wanted = "a function at the top level of a file"
-        raise UsageError(f"{what}: {function_name(function)} cannot be imported; expected {wanted}")
-    root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
-    return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 
 
 @dataclass
