@@ -816,3 +816,33 @@ def test_a_reference_with_gradients_may_be_ended_at_any_of_its_operations():
     ended = [Work(float(most)).without_numbers(reference, torch.ones(3, 2, 5)).why for most in range(1, 200)]
     assert ended[0].startswith("it would take too long")
     assert ended[-1] == ""
+
+
+def test_an_infinity_that_the_reference_has_in_one_precision_alone_is_not_asked_for():
+    """A quotient by a difference that is 0 in float64, and what rounding leaves of it in float32."""
+
+    def reference(x):
+        return 1.0 / (3.0 * x - x - x - x)
+
+    given = {"x": torch.tensor([0.001, 0.003, 0.7])}
+    assert bool(reference(given["x"].double()).isinf().all())
+    assert bool(reference(given["x"]).isfinite().all())
+    for kernel in (reference, lambda x: torch.full_like(x, math.nan)):
+        assert check(kernel, reference, given) is None
+    for zero in (0.0, 1.0):
+        found = check(lambda x: torch.full_like(x, math.nan), torch.log, {"x": torch.full((3,), zero)})
+        assert "3 NaN" in found.words
+
+
+def test_a_failure_that_took_long_to_judge_is_made_smaller(monkeypatch):
+    """It was not: what is a quarter as large was said to take too long. By a clock: six seconds a wrong call."""
+    clock = [0.0]
+
+    def kernel(x):
+        clock[0] += 6.0 * len(x) / 4097
+        return x * 2.0 + (len(x) > 2)
+
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    drawn = strategies.sampled_from([1, 2, 3, 1009, 4097]).map(lambda n: {"x": torch.ones(n)})
+    found = whywrong.fuzz(kernel, lambda x: x * 2.0, drawn, seconds=40.0, **HERE)
+    assert len(found.failure.inputs["x"]) == 3

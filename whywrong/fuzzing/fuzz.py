@@ -445,7 +445,7 @@ class _Search:
         if self.report.failure:
             self._finish(self.report.failure, drawing)
         elif self._passed and self._kernel.isolated == "fork" and self.report.kernel is not self.report.reference:
-            seconds = min(HANGING_SECONDS, max(1.0, self._end - time.monotonic()))
+            seconds = min(5.0, max(1.0, self._end - time.monotonic()))
             if self._kernel.answer("reference", self._passed[0], self._passed[1], seconds):
                 self.report.notes.append("the kernel calls the reference, whose numbers are right whatever it does")
         self.report.ended = self.report.ended or "what is sampled repeats itself"
@@ -575,19 +575,21 @@ class _Search:
 
     def _defined(self, found: dict[str, Tensor], inputs: Inputs, recorded: Golden) -> dict[str, Tensor]:
         """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without
-        one, or no finite number in the inputs' own dtypes, as of areas that underflow."""
+        one, or a number that is not finite there, or in the inputs' own dtypes, and not the same in both, as of areas
+        that underflow or are 0."""
         numbers = {name: x for name, x in found.items() if x.is_floating_point() and name in recorded}
         numbers = {name: x for name, x in numbers.items() if x.shape == recorded[name].shape}
+        exact = {name: recorded[name].to(x.device, torch.float64) for name, x in numbers.items()}
         plain = dict[str, Tensor]()
-        if any(bool((recorded[name].to(x.device).isfinite() & ~x.isfinite()).any()) for name, x in numbers.items()):
+        if any(bool(_unlike(x.double(), exact[name]).any()) for name, x in numbers.items()):
             with collected([], "the reference in the inputs' own dtypes"):
                 run, copies = self._call({n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()})
                 plain = results(recorded.names, recorded.inputs, run(copies))
         given = any(bool(x.isnan().any()) for x in tensors(inputs).values())
         for name, x in numbers.items():
-            exact = recorded[name].to(x.device, torch.float64)
-            undefined = (exact.isnan() & (not given)) | (exact.isfinite() & ~plain.get(name, exact).isfinite())
-            found[name] = torch.where(undefined, exact, x.double()).to(x.dtype) if bool(undefined.any()) else x
+            nan = exact[name].isnan()
+            undefined = torch.where(nan, not given, _unlike(plain.get(name, exact[name]).double(), exact[name]))
+            found[name] = torch.where(undefined, exact[name], x.double()).to(x.dtype) if bool(undefined.any()) else x
         return found
 
     def _call(self, inputs: Inputs) -> tuple[Callable[[Inputs], Any], Inputs]:
@@ -595,8 +597,9 @@ class _Search:
         return partial(called, self.report.reference), {n: x for n, x in inputs.items() if n not in self.report.out}
 
     def _share(self) -> float:
-        """The seconds that a case may take: an eighth of those left, ten at most."""
-        return max(0.1, min(self._end - time.monotonic(), 80.0) / 8.0)
+        """The seconds that a case may take: an eighth of those left, or all to make a failure smaller, which is
+        slower to judge than what passes; ten at most."""
+        return max(0.1, min((self._end - time.monotonic()) / (1.0 if self.report.failure else 8.0), 10.0))
 
     def _finish(self, found: Failure, drawing: Drawing | None) -> None:
         """Where only the example fails, cut it; and ask whether the kernel is right on contiguous copies."""
@@ -619,6 +622,11 @@ class _Search:
             self._reading(found)
             read = [span_in_words(name, found.inputs[name], span) for name, span in found.reads.items()]
             found.words = "; ".join([found.words, *read])
+
+
+def _unlike(x: Tensor, exact: Tensor) -> Tensor:
+    """Where two differ, and one of them is not finite."""
+    return (x != exact) & ~(x.isfinite() & exact.isfinite())
 
 
 def _apart(one: Tensor, other: Tensor | None) -> list[str]:
