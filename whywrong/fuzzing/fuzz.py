@@ -202,8 +202,8 @@ class FuzzReport:
             f"{function_name(self.kernel)}: {self.failure or (none if self.examples else 'nothing was tried')}",
             f"{self.counts}; seed {self.seed}",
         ]
-        if self.ranges and not self.failure:
-            sizes = (f"{name} {a} to {b} ({own})" for name, (a, b, own) in self.ranges.items())
+        sizes = [f"{name} {a} to {b} ({own})" for name, (a, b, own) in self.ranges.items() if b]
+        if sizes and not self.failure:
             lines.append(f"sizes (your example's): {', '.join(sizes)}")
         lines += [f"ended: {self.ended}"] * (self.failure is None) + self.notes
         for why, count in self.reasons.most_common(1):
