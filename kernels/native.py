@@ -23,6 +23,12 @@ CACHE = "LABKIT_CACHE"
 """Environment variable: where what was built is kept; by default labkit/ in the user's cache directory."""
 
 
+SANITIZE = "LABKIT_SANITIZE"
+"""Environment variable: if set, what is built for a CPU ends the process at an access outside of its memory, and says
+where, once AddressSanitizer's library is loaded first, LD_PRELOAD=$(c++ -print-file-name=libasan.so); what is built
+for a GPU has its line numbers for compute-sanitizer."""
+
+
 def cache() -> Path:
     """The folder of what is kept: data, and built libraries in the folder `built`."""
     given = os.environ.get(CACHE)
@@ -63,11 +69,13 @@ def build(source: Path, host: Path, device: Device) -> Path:
         number = "{}{}".format(*torch.cuda.get_device_capability())
         target = f"-gencode=arch=compute_{number},code=sm_{number}"  # and no PTX that another GPU could compile
         flags = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler", "-fPIC"]  # -O1 is the host's code alone
+        flags += ["-lineinfo"] * bool(os.environ.get(SANITIZE))
         folders, libraries, made_for = [source.parent], ["-lcublas"], device.name
     else:
         compiler = _find("c++", "CXX", "a C++ compiler (Debian: g++), or set CXX")
         flags = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", f"-I{host}"]
         flags += ["-U_FORTIFY_SOURCE"]  # some compilers set it, and then longjmp keeps to one stack
+        flags += ["-g", "-O1", "-fsanitize=address"] * bool(os.environ.get(SANITIZE))
         folders, libraries, made_for = [source.parent, host], [], cpu_name()
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout

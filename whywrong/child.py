@@ -6,7 +6,8 @@
 Three processes: this one; a server, forked from it when the first call is made, with all that is loaded here, torch
 and closures too; and a worker, forked by the server, in which `function` runs call after call. The server runs nothing
 itself: it forks another worker where one has died, and kills what that has left. Whatever the worker starts, detached
-or not, becomes a child of the server when its parent ends, and the server ends with this process.
+or not, becomes a child of the server when its parent ends, and the server ends with this process. A `fresh` server is
+an interpreter of its own, as CUDA survives no fork: its workers import the function, and the server never uses a GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -34,14 +38,18 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from whywrong.errors import first_line
+from whywrong.errors import UsageError, first_line
 from whywrong.process_state import ALONE
+from whywrong.torch_private import TorchDispatchMode
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Of Linux's prctl(2): a signal at the parent's end, and to become the parent of orphans among what one has started."""
 
 COPY_SECONDS = 1.0
 """How long a worker waits for a process that a call has forked: either it ends, or it returns from the call too."""
+
+TIMES_AS_LONG = 10.0
+"""As it may take, a call may take on a machine with much to do."""
 
 LENGTH = struct.Struct("!Q")
 STANDARD = {0: "standard input", 1: "standard output", 2: "standard error"}
@@ -63,24 +71,43 @@ class RaisedError(Exception):
 
 
 def available() -> bool:
-    """Whether calls may run in a child here: on Linux, which gives orphans to the server, and without a GPU.
+    """Whether a fork may run calls here: on Linux, which gives orphans to the server, and without a GPU.
 
-    Neither CUDA nor autograd's threads for a GPU survive a fork.
+    Neither CUDA nor autograd's threads for a GPU survive it.
     """
     return sys.platform == "linux" and not torch.cuda.is_available()
+
+
+def function_name(function: Any) -> str:
+    """What a function is called."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def imported(what: str, function: Any) -> tuple[str, str]:
+    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
+    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+    path = getattr(of, "__file__", None) or ""
+    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
+    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
+        wanted = "a function at the top level of a file"
+        raise UsageError(f"{what}: {function_name(function)} cannot be imported; expected {wanted}")
+    root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
+    return str(root), f"from {module} import {name} as {what}  # noqa: E402"
 
 
 class Child:
     """Calls `function` in a process of its own; arguments and results are pickled, tensors by their memory.
 
     `memory` is how many bytes it may have beyond those that this process has: by default a quarter of what is free.
-    Tensors of one memory share it on the other side too, and lie there as they lie here. `calls` counts what the worker
-    has answered. For one thread at a time.
+    Tensors of one memory share it on the other side too, on a CPU, and lie there as they lie here. `calls` counts what
+    the worker has answered. With `fresh` the function is one that another interpreter can import. The time that the
+    worker waits for a core, on a machine that has much to do, or for a compiler that it has started, is not counted, up
+    to TIMES_AS_LONG. For one thread at a time.
     """
 
-    def __init__(self, function: Callable[..., Any], memory: int | None = None) -> None:
-        self._function, self._memory = function, memory
-        self._server, self.calls = 0, 0
+    def __init__(self, function: Callable[..., Any], memory: int | None = None, fresh: bool = False) -> None:
+        self._function, self._memory, self._fresh = function, memory, fresh
+        self._server, self._pid, self.calls = 0, 0, 0
         self._control: Any = None
         self._connection: Any = None
 
@@ -149,13 +176,18 @@ class Child:
             self._fork()
         if self._connection is None:
             try:
-                _, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+                pid, descriptors, _, _ = socket.recv_fds(self._control, 4, 1)
             except ConnectionError:
                 descriptors = []
             if not descriptors:
                 self._lost()
+            self._pid = int.from_bytes(pid, "big")
             self._connection = socket.socket(fileno=descriptors[0])
             _open.add(self._connection)
+            if self._fresh:  # what it imports, and a GPU, take their time before a call's begins
+                message = dumps(None)
+                self._connection.sendall(LENGTH.pack(len(message)) + message)
+                self._answer(self._connection, math.inf)
         return self._connection
 
     def _fork(self) -> None:
@@ -165,17 +197,22 @@ class Child:
                 stream.flush()
         with ALONE, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, none of which the server needs
-            self._server = os.fork()
+            self._server = _interpreter(theirs) if self._fresh else os.fork()
             if not self._server:
                 ours.close()
-                _serve(theirs, self._function, self._memory)
+                _serve(theirs, lambda: self._function, self._memory)
         theirs.close()
         self._control = ours
         _open.add(ours)
+        if self._fresh:
+            module = getattr(self._function, "__module__", "")
+            message = pickle.dumps((_preparation(), module, pickle.dumps(self._function), self._memory))
+            ours.sendall(LENGTH.pack(len(message)) + message)
 
     def _answer(self, connection: socket.socket, end: float) -> bytearray:
         """The worker's answer. Raises TimeoutError, or DiedError with what became of it."""
-        answer, length = bytearray(), None
+        answer, length, waited = bytearray(), None, _waited(self._pid)
+        latest = end + (TIMES_AS_LONG - 1.0) * (end - time.monotonic())
         while length is None or len(answer) < length:
             left = None if math.isinf(end) else max(0.0, end - time.monotonic())
             readable = select.select([connection, self._control], [], [], left)[0]
@@ -188,7 +225,12 @@ class Child:
                             del answer[: LENGTH.size]
                         continue
             if not readable:
-                raise TimeoutError
+                before, waited = waited, _waited(self._pid)
+                more = max(waited - before, 0.5 * _works_below(self._pid))
+                if more < 0.01 or end > latest:
+                    raise TimeoutError
+                end += more
+                continue
             status = self._status()
             connection.close()
             self._connection, self.calls = None, 0
@@ -221,6 +263,46 @@ def _ended(status: int) -> str:
     return f"ended the process, with exit code {os.WEXITSTATUS(status)}"
 
 
+def _waited(pid: int) -> float:
+    """The seconds that a process was ready to run and had no core, as Linux counts them."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def _works_below(pid: int) -> bool:
+    """Whether a process that this one has started, or one of those, is running."""
+    return any(state == "R" or _works_below(child) for child, state in _children(pid))
+
+
+def _interpreter(control: socket.socket) -> int:
+    """The process of an interpreter that serves at the other end of `control`."""
+    control.set_inheritable(True)
+    serve = f"from whywrong.child import serve; serve({control.fileno()})"
+    words = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"]
+    return os.posix_spawn(sys.executable, words, os.environ)
+
+
+def _preparation() -> dict[str, Any]:
+    """What another interpreter needs to import what this one has, its script too."""
+    return {k: x for k, x in spawn.get_preparation_data("child").items() if k not in ("authkey", "start_method")}
+
+
+def serve(descriptor: int) -> NoReturn:
+    """In an interpreter of its own: the server."""
+    control = socket.socket(fileno=descriptor)
+    preparation, module, function, memory = loads(_received(control))
+    if module.startswith("whywrong."):  # once for all workers; anybody else's might use the GPU
+        import_module(module)
+
+    @cache
+    def imported() -> Any:
+        spawn.prepare(preparation)
+        return pickle.loads(function)
+
+    _serve(control, imported, memory)
+
+
 def _kill_group(leader: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
@@ -231,7 +313,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _serve(control: socket.socket, function: Callable[..., Any], memory: int | None) -> NoReturn:
+def _serve(control: socket.socket, function: Callable[[], Any], memory: int | None) -> NoReturn:
     """The server: a worker at a time, until the other side of `control` is closed."""
     try:
         for other in list(_open):
@@ -259,7 +341,7 @@ def _serve(control: socket.socket, function: Callable[..., Any], memory: int | N
                 os.close(waking)
                 _work(theirs, function, memory)
             theirs.close()
-            socket.send_fds(control, [b"+"], [ours.fileno()])
+            socket.send_fds(control, [worker.to_bytes(4, "big")], [ours.fileno()])
             ours.close()
             control.sendall(_attend(control, ended, worker).to_bytes(4, "big"))
     finally:
@@ -293,20 +375,22 @@ def _kill_children() -> None:
     with suppress(ChildProcessError):
         while True:
             if not os.waitpid(-1, os.WNOHANG)[0]:
-                for child in _children():
+                for child, _ in _children(os.getpid()):
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(child, signal.SIGKILL)
                 time.sleep(0.001)
 
 
-def _children() -> Iterator[int]:
+def _children(of: int) -> Iterator[tuple[int, str]]:
+    """The processes that this one has started, and their states."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(stat.parent.name)
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == of:
+                yield int(stat.parent.name), state
 
 
-def _work(connection: socket.socket, function: Callable[..., Any], memory: int | None) -> NoReturn:
+def _work(connection: socket.socket, function: Callable[[], Any], memory: int | None) -> NoReturn:
     """The worker: answers each request, until there are no more."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -358,9 +442,13 @@ def end_copy(of: int) -> None:
         os._exit(0)
 
 
-def _answered(function: Callable[..., Any], message: bytearray) -> bytes:
+def _answered(function: Callable[[], Any], message: bytearray) -> bytes:
     try:
-        return dumps(("returned", function(*loads(message))))
+        call, arguments = function(), loads(message)
+        if arguments is None:
+            with TorchDispatchMode():  # which imports much at its first use
+                return dumps(("ready", float(torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu"))))
+        return dumps(("returned", call(*arguments)))
     except BaseException as error:
         return dumps(("raised", in_words(error)))
 
@@ -424,30 +512,31 @@ def _received(connection: socket.socket) -> bytearray:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes each memory of tensors on a CPU once, as bytes."""
+    """Writes each memory of tensors once, as bytes."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._memories: dict[int, bytearray] = {}
+        self._memories: dict[tuple[str, int], bytearray] = {}
 
     def reducer_override(self, x: Any) -> Any:
         """Of tensors, their memory and how they lie there."""
-        if type(x) is not Tensor or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+        where = str(x.device) if type(x) is Tensor else ""
+        if where.partition(":")[0] not in ("cpu", "cuda") or x.layout != torch.strided or x.is_quantized:
             return NotImplemented
         x = x.detach().resolve_conj().resolve_neg()
         storage = x.untyped_storage()
-        if storage.data_ptr() not in self._memories:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            self._memories[storage.data_ptr()] = bytearray(whole.numpy())
-        memory = self._memories[storage.data_ptr()]
-        return _tensor, (memory, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
+        at = where, storage.data_ptr()
+        if at not in self._memories:
+            whole = torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
+            self._memories[at] = bytearray(whole.cpu().numpy())
+        return _tensor, (self._memories[at], x.dtype, tuple(x.shape), x.stride(), x.storage_offset(), where)
 
 
-def _tensor(memory: bytearray, dtype: torch.dtype, shape: Any, stride: Any, offset: int) -> Tensor:
+def _tensor(memory: bytearray, dtype: torch.dtype, shape: Any, stride: Any, offset: int, where: str) -> Tensor:
     if not memory:
-        return torch.empty_strided(shape, stride, dtype=dtype)
-    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=where)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).to(where).untyped_storage()
+    return torch.empty(0, dtype=dtype, device=where).set_(storage, offset, shape, stride)
 
 
 def dumps(value: Any) -> bytes:

@@ -9,10 +9,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from whywrong.errors import UsageError, first_line
-from whywrong.tables import printable
+from whywrong.tables import printable, to_stderr
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,15 +35,40 @@ def show(text: object, file: TextIO | None = None) -> None:
     print(printable(str(text)), file=file, flush=True)
 
 
+class Progress:
+    """How far a thing is, on standard error: from two seconds on in one line of a terminal, which is written over.
+
+    Elsewhere `write` is called with a line every ten seconds, if there is one.
+    """
+
+    def __init__(self, write: Callable[[str], Any] | None = None) -> None:
+        self._write = None if write in (None, to_stderr) and sys.stderr.isatty() else write or str
+        self._due, self._shown = time.monotonic() + (10.0 if self._write else 2.0), ""
+
+    def __call__(self, text: str) -> None:
+        """Say this, unless something was said a moment ago."""
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + (10.0 if self._write else 0.5)
+        if self._write:
+            self._write(text)
+        else:
+            print(printable(text).ljust(len(self._shown)), end="\r", file=sys.stderr, flush=True)
+            self._shown = text
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            print(" " * len(self._shown), end="\r", file=sys.stderr, flush=True)
+
+
 def with_progress(names: Sequence[str]) -> Iterator[str]:
-    """The names of steps; from two seconds on a terminal's standard error says how many are done."""
-    due, shown = time.monotonic() + 2.0, ""
+    """The names of steps, with how many are done on standard error."""
+    progress = Progress()
     for done, name in enumerate(names):
-        if time.monotonic() >= due and sys.stderr.isatty():
-            due, shown = time.monotonic() + 0.5, f"{done} of {len(names)} steps"
-            print(shown, end="\r", file=sys.stderr, flush=True)  # what comes next is written over it
+        progress(f"{done} of {len(names)} steps")
         yield name
-    print(" " * len(shown), end="\r" * bool(shown), file=sys.stderr, flush=True)
+    progress.close()
 
 
 def run(

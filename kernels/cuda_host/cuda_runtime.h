@@ -18,6 +18,13 @@
 #include <string>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__  // guard zones are for nobody then
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, size)
+#define ASAN_UNPOISON_MEMORY_REGION(at, size)
+#endif
+
 #define __global__
 #define __device__
 #define __host__
@@ -113,6 +120,7 @@ inline bool inside(const void* pointer, size_t bytes) {
 }
 
 inline bool guards_hold(const Block& block) {
+    ASAN_UNPOISON_MEMORY_REGION(block.raw, block.size + 2 * block.guard);
     const auto untouched = [&](const char* from) {
         return std::all_of(from, from + block.guard, [](char c) { return static_cast<unsigned char>(c) == guard_byte(); });
     };
@@ -138,6 +146,8 @@ inline cudaError_t allocate(void** pointer, size_t bytes) {
     }
     std::memset(raw, guard_byte(), s.guard);
     std::memset(raw + s.guard + bytes, guard_byte(), s.guard);
+    ASAN_POISON_MEMORY_REGION(raw, s.guard);
+    ASAN_POISON_MEMORY_REGION(raw + s.guard + bytes, s.guard);
     s.blocks[reinterpret_cast<uintptr_t>(raw + s.guard)] = {bytes, s.guard, raw};
     s.used += bytes;
     *pointer = raw + s.guard;

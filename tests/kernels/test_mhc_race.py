@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kernels.mhc.race.variants import ANOTHER_STORE, AS_IT_WAS, VARIANTS, Repeat
 from labkit.session.claims import described
 from labkit.session.record import Record
 from labkit.session.wording import fill
+from tools.fuzz_kernels import CASES
 from whywrong.drawing import plots
 
 K = 16384
@@ -458,6 +460,16 @@ def test_repeats_differ_where_the_text_says_so_and_the_guard_ends_it(texts):
     for name in (AS_IT_WAS, GUARDED, "8 streams, 2 stages", "8 streams, guarded, 2 stages"):
         runs = variants.repeat_variant(VARIANTS[name], 16384, K, 0, 20, "cuda")
         assert (runs.differ > 0) == bool(texts[name].overwrites), name
+
+
+@pytest.mark.gpu
+def test_fuzzing_compares_the_calls_and_sees_that_they_differ(texts):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the texts are those of compute capability 9.0")
+    found = CASES["projection as it was"].fuzz(40)
+    assert re.search(r"two calls on the same inputs differ in \d+ of \d+ elements", found.failure.words)
+    assert found.failure.explain().causes[0].kind == "race"
+    assert CASES["projection, guarded"].fuzz(20).failure is None
 
 
 @pytest.mark.gpu

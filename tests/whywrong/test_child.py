@@ -37,6 +37,15 @@ def waited_for():
     os.waitpid(pid, 0)
 
 
+def spin(seconds):
+    """Takes so much of a core; waits without one if negative."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    time.sleep(600.0 * (seconds < 0))
+    return "spun"
+
+
 def eat():
     held = []
     while True:
@@ -171,3 +180,36 @@ def test_a_closure_is_called_and_time_is_kept():
         with pytest.raises(TimedOutError):
             one(seconds=0.2)
         assert time.monotonic() - start < 5.0
+
+
+def test_the_time_that_a_worker_waits_for_a_core_is_not_counted():
+    """On one core that four others use as well."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        with Child(spin) as one:
+            began = time.monotonic()
+            assert one(0.8, seconds=1.2) == "spun"
+            assert time.monotonic() - began > 1.4
+            with pytest.raises(TimedOutError):
+                one(-1.0, seconds=0.3)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, cores)
+
+
+def started(code):
+    return subprocess.run([sys.executable, "-c", code], check=True).returncode
+
+
+def test_the_time_that_a_worker_waits_for_a_compiler_is_not_counted():
+    """Which is a process that works; one that sleeps is not waited for."""
+    with Child(started) as one:
+        assert (
+            one("import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass", seconds=0.4) == 0
+        )
+        with pytest.raises(TimedOutError):
+            one("import time; time.sleep(60)", seconds=0.6)

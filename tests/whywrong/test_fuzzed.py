@@ -83,7 +83,7 @@ def test_a_failure_as_json_and_all_options(folder, capsys):
     assert said["numbers"] == "at (0, 0): nan for 1"
     assert "1 NaN" in said["failure"]
     assert fuzz("right", "--sizes", "x=rows,columns*3", "--sizes", "gain=columns*3") == 0
-    assert "sizes: columns 1 to " in capsys.readouterr().out
+    assert "sizes (your example's): columns 1 to " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

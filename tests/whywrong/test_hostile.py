@@ -8,7 +8,7 @@ import torch
 
 import whywrong
 from tests.whywrong.test_child import descendants
-from tools.hostile_kernels import BLIND, HACKS, HANGS, HOSTILE, reference
+from tools.hostile_kernels import BLIND, CALLERS, HACKS, HANGS, HOSTILE, reference
 from whywrong import child
 
 pytestmark = pytest.mark.skipif(not child.available(), reason="children are for Linux without a GPU")
@@ -37,6 +37,14 @@ def test_a_hostile_kernel_is_a_failure_in_one_line(name, monkeypatch):
 @pytest.mark.parametrize("name", HACKS)
 def test_a_hack_is_caught(name):
     assert fuzzed(HACKS[name]).found
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_kernel_that_calls_the_reference_is_said_to(name):
+    note = "the kernel calls the reference, whose numbers are right whatever it does"
+    found = fuzzed(CALLERS[name])
+    assert (found.failure, found.notes) == (None, [note])
+    assert fuzzed(lambda x: x + x).notes == fuzzed(reference).notes == []
 
 
 @pytest.mark.parametrize("name", BLIND)

@@ -123,10 +123,12 @@ class Memory:
 
         for name, x in self._tensors.items() if run(usual) == before else ():
             if name not in self._out and changes(place := self._at[name], at := self._outside[place]):
-                first, last = (
-                    int(k) - self._zone - int(x.storage_offset()) for k in _span(partial(changes, place), at)
-                )
-                yield name, (first, last)
+                first, last = _span(partial(changes, place), at)
+                read = at[(first <= at) & (at <= last)]
+                tries = (0, 0, 1, 1, 0, 1)  # of a kernel that gives other numbers by itself, hardly all agree
+                if all(changes(place, read[: n * len(read)]) == bool(n) for n in tries):
+                    start = self._zone + int(x.storage_offset())
+                    yield name, (int(first) - start, int(last) - start)
 
     def touched(self, address: int) -> str:
         """Which input's guard pages have this address, and at which element, in words; nothing if none."""

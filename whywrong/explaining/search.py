@@ -19,6 +19,7 @@ from whywrong.checking.localise import few_threads, localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of
 from whywrong.comparing.regions import Region, bits_of_subset, numbers_of_slices, tightest
+from whywrong.console import Progress
 from whywrong.errors import UsageError, check_number, collected
 from whywrong.explaining.explanation import CAUSE, NONE, UNDECIDABLE, Cause, Explanation
 from whywrong.explaining.mutations import (
@@ -214,6 +215,7 @@ def _searched(
             result.notes.append(f"{result.step}: {error}; what was observed before the step has such")
             return
         search.run()
+        search.progress.close()
 
 
 class _Candidate(NamedTuple):
@@ -242,6 +244,7 @@ class _Search:
         self, golden: Golden, seen: Trace, others: list[Trace], rules: Precision, seconds: float, result: Explanation
     ) -> None:
         self._step, self._result, self._others = str(result.step), result, others
+        self.progress = Progress()
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part(golden, seen, self._step)
         self._context = Context(self._part)
@@ -352,6 +355,7 @@ class _Search:
     def _try(self, some: Iterable[Mutation], same: dict[str, list[Mutation]] | None = None, more: float = 0.0) -> None:
         """Make candidates of mutations, while there is time; those that change nothing go into `same`, by kind."""
         for mutation in some:
+            self.progress(f"explain: {self._result.tried} mutations tried")
             if self._late(self._until):
                 return
             if (value := self._value(mutation)) is None:

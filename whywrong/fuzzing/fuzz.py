@@ -10,7 +10,6 @@ import inspect
 import math
 import os
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -30,7 +28,9 @@ from whywrong import child
 from whywrong.checking.findings import Localisation
 from whywrong.checking.guarded import Span, rounded, span_in_words
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
+from whywrong.child import function_name, imported
 from whywrong.comparing.precision import Precision, dtype_of, guess, name_of
+from whywrong.console import Progress
 from whywrong.errors import LOG, UsageError, check_number, collected, first_line, needs
 from whywrong.explaining.search import CAUSE, Cause, Explanation, explain
 from whywrong.fuzzing.inputs import (
@@ -47,7 +47,7 @@ from whywrong.fuzzing.inputs import (
     tensors,
     without_arrays,
 )
-from whywrong.fuzzing.running import Call, Kernel, called, isolated, results
+from whywrong.fuzzing.running import LOST, Call, Kernel, called, isolated, results
 from whywrong.process_state import process_wide, temporarily
 from whywrong.recording.golden import Golden, golden
 from whywrong.recording.work import Work, work_of
@@ -62,7 +62,8 @@ SHRINKING_CASES, SHRINKING_SECONDS = 100, 30.0
 """What may be tried to make a failure smaller, within the time that the fuzzing has."""
 
 HANGING_SECONDS = 30.0
-"""How long the calls of one case may take; half of `seconds` where that is less, but 5 s in any case."""
+"""How long the calls of one case may take, and those on the example four times; a quarter of `seconds` where that is
+less, but 5 s in any case. Time that they wait for a core is not counted."""
 
 HINTS = {
     "IndexError": "indices below a size: forms={NAME: 'below SIZE'}",
@@ -77,10 +78,11 @@ class Failure:
     """A case that fails. `inputs` are what the kernel was given, by name or position; `words` say what is wrong.
 
     `observed` has the inputs and the kernel's results by the golden's names, so that they can be explained with
-    `golden` and `precision`. `localisation` is None where there is nothing to check. `informative` checks the kernel
-    on the example, and on the largest inputs on which it failed, with normal values. `strided`: it is correct on
-    contiguous copies of these inputs, which is a failure only of a kernel that promises strides. `reads`: what outside
-    of an input changes its results, from which element to which, counted in memory from the input's first.
+    `golden` and `precision`; `again` those of the other call on these inputs, if that gave other bits.
+    `localisation` is None where there is nothing to check. `informative` checks the kernel on the example, and on the
+    largest inputs on which it failed, with normal values. `strided`: it is correct on contiguous copies of these
+    inputs, which is a failure only of a kernel that promises strides. `reads`: what outside of an input changes its
+    results, from which element to which, counted in memory from the input's first.
     """
 
     inputs: Inputs
@@ -88,6 +90,7 @@ class Failure:
     golden: Golden
     precision: Precision | None
     observed: dict[str, Tensor] = field(default_factory=dict)
+    again: dict[str, Tensor] = field(default_factory=dict)
     localisation: Localisation | None = None
     informative: Callable[[], Iterable[Failure | str]] = tuple
     strided: bool = False
@@ -105,7 +108,8 @@ class Failure:
             return Explanation(self.localisation.first, CAUSE, causes, report=self.localisation)
         for case in chain(self.informative(), [self]):
             if isinstance(case, Failure) and case.localisation is not None and case.localisation.first is not None:
-                found = explain(case.observed, case.golden, precision=case.precision, seconds=seconds)
+                calls = [case.observed, *[case.again] * bool(case.again)]
+                found = explain(calls, case.golden, precision=case.precision, seconds=seconds)
                 found.notes += [f"looked at on these inputs: {case.given}"] * (case is not self)
                 return found
         raise UsageError(f"failure: {self.words}; there are no wrong numbers to explain")
@@ -167,7 +171,7 @@ class FuzzReport:
     failure: Failure | None = None
     made: dict[Any, str] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     ended: str = ""
     notes: list[str] = field(default_factory=list)
     arrays: Names = ()
@@ -195,11 +199,12 @@ class FuzzReport:
     def __repr__(self) -> str:
         none = "no failure found" + ", but it was hardly searched" * self.hardly_searched
         lines = [
-            f"{_name(self.kernel)}: {self.failure or (none if self.examples else 'nothing was tried')}",
+            f"{function_name(self.kernel)}: {self.failure or (none if self.examples else 'nothing was tried')}",
             f"{self.counts}; seed {self.seed}",
         ]
-        if self.ranges and not self.failure:
-            lines.append("sizes: " + ", ".join(f"{name} {a} to {b}" for name, (a, b) in self.ranges.items()))
+        sizes = [f"{name} {a} to {b} ({own})" for name, (a, b, own) in self.ranges.items() if b]
+        if sizes and not self.failure:
+            lines.append(f"sizes (your example's): {', '.join(sizes)}")
         lines += [f"ended: {self.ended}"] * (self.failure is None) + self.notes
         for why, count in self.reasons.most_common(1):
             hint = next((f" (missing, perhaps: {hint})" for name, hint in HINTS.items() if why.startswith(name)), "")
@@ -209,7 +214,7 @@ class FuzzReport:
     def as_json(self) -> dict[str, Any]:
         """What `whywrong fuzz --json` prints."""
         names = ("examples", "refused", "discarded", "seed", "ended", "notes", "reasons", "ranges")
-        data: dict[str, Any] = {"kernel": _name(self.kernel), "found": self.found, "passed": self.passed}
+        data: dict[str, Any] = {"kernel": function_name(self.kernel), "found": self.found, "passed": self.passed}
         data |= {name: getattr(self, name) for name in names}
         failed = self.failure
         return data | ({"failure": failed.words, "numbers": failed.numbers, "inputs": failed.given} if failed else {})
@@ -223,20 +228,19 @@ class FuzzReport:
         """
         if self.failure is None:
             raise UsageError("fuzz: found no failure; expected one to write down")
-        imports = [_imported("kernel", self.kernel), _imported("reference", self.reference)]
+        imports = [imported("kernel", self.kernel), imported("reference", self.reference)]
         made = {name: self.made.get(name) or literal(x) for name, x in self.failure.inputs.items()}
         made |= {name: f"{made[name]}.numpy()" for name in self.arrays}
-        test = "test_" + re.sub(r"\W+", "_", _name(self.kernel)).strip("_") + "()"
-        title = f'"""{_name(self.kernel)}: {first_line(self.failure.words)}"""'
+        test = "test_" + re.sub(r"\W+", "_", function_name(self.kernel)).strip("_") + "()"
+        title = f'"""{function_name(self.kernel)}: {first_line(self.failure.words)}"""'
         lines = [title, "", "import os", "import sys", "from math import inf, nan", "", "import torch", ""]
         lines += ["from whywrong import Precision", "from whywrong.fuzzing.fuzz import check, sample"]
         lines += ["", f"sys.path[:0] = {sorted({r for r, _ in imports})}", "if not torch.cuda.is_available():"]
         lines += ['    os.environ["TRITON_INTERPRET"] = "1"  # before Triton\'s kernels are imported']
         lines += [*(text for _, text in imports), "", ""]
         lines += [f"def {test}:", "    inputs = {}", *(f"    inputs[{n!r}] = {text}" for n, text in made.items())]
-        lines += [
-            f"    failure = check(kernel, reference, inputs, precision={self.failure.precision!r}, out={self.out})"
-        ]
+        how = f"precision={self.failure.precision!r}, out={self.out}"
+        lines += [f"    failure = check(kernel, reference, inputs, {how})"]
         lines += ["    assert failure is None, failure", "", "", f'if __name__ == "__main__":\n    {test}', ""]
         return "\n".join(lines)
 
@@ -295,9 +299,10 @@ def fuzz(
     too. Otherwise a kernel that reads or writes further than GUARD_ELEMENTS elements outside may end this process.
 
     The same seed samples the same cases, up to `examples` of them. All takes `seconds` at most, and shrinking 30 s of
-    these; only a reference, and a kernel in this process, are not cut off. `progress` is called with a line every ten
-    seconds. Fewer than 30 cases, or more discarded than tried: it was hardly searched, and `found` is None. An
-    interrupt ends it with what was found. Nothing is written: :meth:`FuzzReport.script` gives the text of a test.
+    these; only a reference, and a kernel in this process, are not cut off. From two seconds on a terminal's standard
+    error says how far it is; elsewhere `progress` is called with a line every ten seconds. Fewer than 30 cases, or more
+    discarded than tried: it was hardly searched, and `found` is None. An interrupt ends it with what was found. Nothing
+    is written: :meth:`FuzzReport.script` gives the text of a test.
 
     While it runs, other threads see that Hypothesis's home directory is a temporary one, and that `random` and
     `numpy.random` are seeded while a case is run, which Hypothesis does; all are afterwards as they were. Two threads
@@ -320,14 +325,17 @@ def fuzz(
     strategy = isinstance(inputs, strategies.SearchStrategy)
     example, report.arrays = ({}, ()) if strategy else without_arrays(by_name(inputs))
     fixed = {name: x for name, x in example.items() if name not in tensors(example)}
-    process = Kernel(kernel, out, _names(refuses), report.arrays, isolated(isolate, example), fixed)
+    alone = isolated(isolate, example, kernel)
+    asked = None if alone == "fresh" else reference  # which need not be one that can be imported
+    process = Kernel(kernel, out, _names(refuses), report.arrays, alone, fixed, asked)
     default = 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
-    search = _Search(report, process, precision, seconds, examples, most or default, progress)
+    search = _Search(report, process, precision, seconds, examples)
+    search.most, search.progress = most or default, Progress(progress)
     for what in (kernel, reference):
         try:
-            _imported("", what)
+            imported("", what)
         except UsageError:
-            progress(f"fuzz: {_name(what)} is no function at the top level of a file, so no .script() can import it")
+            progress(f"fuzz: {function_name(what)} is no function at the top level of a file: no .script() imports it")
     try:
         if strategy:
             search.where, drawing = _where(where, {}), None
@@ -344,8 +352,9 @@ def fuzz(
         report.ended = "interrupted"
     finally:
         process.close()
+        search.progress.close()
     if report.discarded and not report.examples + report.refused:
-        raise UsageError(f"reference: none of {report.discarded} inputs sampled suits {_name(reference)}: {search.why}")
+        raise UsageError(f"reference: none of {report.discarded} inputs suits {function_name(reference)}: {search.why}")
     return report
 
 
@@ -357,11 +366,11 @@ def check(
     Whole numbers as keys of `inputs` are positions.
     """
     (inputs, arrays), out = without_arrays(by_name(inputs)), _names(out)
-    process = Kernel(kernel, out, (), arrays, isolated(isolate, inputs))
+    process = Kernel(kernel, out, (), arrays, isolated(isolate, inputs, kernel))
     try:
         recorded = _record(reference, inputs, out)
-        calls = process(inputs, recorded, math.inf)
-        found = _judged(calls, reference, inputs, recorded, precision, out, TRACE_FALSE_POSITIVES)
+        search = _Search(FuzzReport(kernel, reference, out, 0), process, precision, math.inf, 1)
+        found = search.judged(process(inputs, recorded, math.inf), inputs, recorded)
     finally:
         process.close()
     return found if isinstance(found, Failure) else None
@@ -377,29 +386,24 @@ class _Search:
     `_rate` is the seconds that a check takes for a unit of the reference's work, by the one with most work so far.
     """
 
-    def __init__(
-        self,
-        report: FuzzReport,
-        kernel: Kernel,
-        precision: Precision | None,
-        seconds: float,
-        examples: int,
-        most: int,
-        progress: Callable[[str], None],
-    ) -> None:
-        self.report, self.most, self.why = report, most, ""
-        self.where: Callable[[Inputs], Any] = _always
-        self._kernel, self._precision, self._seconds, self._progress = kernel, precision, seconds, progress
+    where: Callable[[Inputs], Any]
+
+    def __init__(self, report: FuzzReport, kernel: Kernel, precision: Any, seconds: float, examples: int) -> None:
+        self.report, self.why, self.most, self.progress = report, "", 0, Progress()
+        self._kernel, self._precision, self._seconds = kernel, precision, seconds
         self._examples = self._until = examples
-        self._begun = self._shown = time.monotonic()
+        self._begun = time.monotonic()
         self._end = self._begun + seconds
         self._outcomes: dict[str, Failure | str] = {}
         self._rate, self._longest, self._after = 1e-3, 0.0, 0
         self._example, self._largest, self._failed = Case({}), Case({}), Case({})
+        self._sizes, self._passed = dict[str, str](), tuple[Any, ...]()
 
     def begin(self, drawing: Drawing) -> None:
         """Try the example. Raises what the reference raises on it."""
         self._example, out, report = drawing.example, self.report.out, self.report
+        self._sizes = {name: drawing.words(name) for name in drawing.free}
+        report.ranges = {self._sizes[name]: (0, 0, length) for name, length in self._example.lengths.items()}
         try:
             recorded = _record(report.reference, self._example.inputs, out)
         except TypeError as error:
@@ -440,6 +444,10 @@ class _Search:
                         hypothesis.find(strategy, self._fails, settings=how, random=Random(seed))
         if self.report.failure:
             self._finish(self.report.failure, drawing)
+        elif self._passed and self._kernel.isolated == "fork" and self.report.kernel is not self.report.reference:
+            seconds = min(5.0, max(1.0, self._end - time.monotonic()))
+            if self._kernel.answer("reference", self._passed[0], self._passed[1], seconds):
+                self.report.notes.append("the kernel calls the reference, whose numbers are right whatever it does")
         self.report.ended = self.report.ended or "what is sampled repeats itself"
 
     def _fails(self, case: Case) -> bool:
@@ -462,23 +470,22 @@ class _Search:
                     raise _EnoughError
             if report.failure is not None and (now > self._end or self._after >= SHRINKING_CASES):
                 return None
-            if now > self._shown + 10.0:
-                self._shown = now
-                self._progress(f"fuzz: {report.counts} after {now - self._begun:.0f} s")
+            smaller = f", then {self._after} to make the failure smaller" * (report.failure is not None)
+            self.progress(f"fuzz: {report.counts}{smaller} after {now - self._begun:.0f} s")
             self._after += report.failure is not None
             found = self._outcomes[key] = self.outcome(case.inputs, recorded)
             if report.failure is None:
                 vars(report)[found if isinstance(found, str) else "examples"] += 1
-                for name, length in case.lengths.items() if found != "discarded" else ():
-                    low, high = report.ranges.get(name, (length, length))
-                    report.ranges[name] = min(low, length), max(high, length)
+                for name, length in case.lengths.items() if found != "discarded" and case is not self._example else ():
+                    low, high, own = report.ranges[self._sizes[name]]
+                    report.ranges[self._sizes[name]] = min(low or length, length), max(high, length), own
         found = self._outcomes[key]
         if isinstance(found, Failure):
             if report.failure is None:
                 self._end = min(self._end, time.monotonic() + SHRINKING_SECONDS)
             report.failure, report.made, self._failed = found, case.made, case
-            if "CUDA error" in found.words:
-                report.notes.append("CUDA cannot be used any more in this process, so nothing smaller was tried")
+            if LOST in found.words and not self._kernel.isolated:
+                report.notes.append("so nothing smaller was tried; isolate=True gives the kernel a process of its own")
                 self._end = -math.inf
             self._largest = max(self._largest, Case(case.inputs | case.normal), key=lambda one: one.elements)
             found.informative = self._informative
@@ -497,7 +504,7 @@ class _Search:
     def _reading(self, found: Failure | str) -> Failure | str:
         """With what is read outside of the inputs, where numbers are wrong or something is touched there."""
         if isinstance(found, Failure) and found.localisation is not None:
-            found.reads = self._kernel.reads(found.inputs, found.golden, HANGING_SECONDS)
+            found.reads = self._kernel.answer("reads", found.inputs, found.golden, HANGING_SECONDS) or {}
         return found
 
     def outcome(self, inputs: Inputs, recorded: Golden | None = None) -> Failure | str:
@@ -519,21 +526,70 @@ class _Search:
         if self.why or recorded is None:
             report.reasons[self.why] += 1
             return "discarded"
-        limit, left = min(HANGING_SECONDS, max(5.0, self._seconds / 4)), (self._end - time.monotonic()) / 2
+        longest = HANGING_SECONDS * (4 if inputs is self._example.inputs else 1)
+        limit, left = min(longest, max(5.0, self._seconds / 4)), (self._end - time.monotonic()) / 2
         try:
             calls = self._kernel(inputs, recorded, min(limit, max(left, 0.1)))
         except child.TimedOutError as error:
             calls = [Call(words=f"hangs: it {error}")]
             if left < limit:
-                report.ended = (
-                    f"{self._seconds:g} s are over; a case {error}: {Failure(inputs, '', recorded, None).given}"
-                )
+                case = Failure(inputs, "", recorded, None).given
+                report.ended = f"{self._seconds:g} s are over; a case {error}: {case}"
                 raise _EnoughError from None
-        chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
-        found = _judged(calls, report.reference, inputs, recorded, self._precision, report.out, chance)
+        found = self.judged(calls, inputs, recorded)
+        self._passed = (inputs, recorded) if found == "examples" else self._passed
         work = work_of(recorded.program)
         if work >= self._longest:
             self._longest, self._rate = work, max(1e-6, (time.monotonic() - begun) / (1000.0 + work))
+        return found
+
+    def judged(self, calls: list[Call], inputs: Inputs, recorded: Golden) -> Failure | str:
+        """What is wrong with the kernel's calls: first what they do to memory, then their results.
+
+        If nothing is, what they count as: examples or refused.
+        """
+        reads = (x for name, x in tensors(inputs).items() if name not in self.report.out)
+        given, precision = dict(zip(recorded.inputs, reads, strict=False)), _declared(self._precision, inputs)
+        failure, touched = Failure(inputs, "", recorded, precision), calls[0].touched
+        chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
+        for k, call in enumerate(calls):
+            failure.words = call.words
+            if call.words:
+                return "refused" if call.words == "refused" else failure
+            failure.observed = given | self._defined(call.results, inputs, recorded)
+            found = localise(failure.observed, recorded, precision=precision, false_alarm=chance)
+            failure.localisation = found
+            if found.first is not None:
+                same = (call.results[name] for name in call.same)
+                stale = not k and any(x.numel() and x.min() < x.max() for x in same)  # one number says nothing
+                words = ["the call before, on other inputs, gave the same"] * stale
+                for other in (one for one in calls[1 - k : 2 - k] if not one.words):
+                    failure.again = given | self._defined(other.results, inputs, recorded)
+                    words += _apart(failure.observed[found.first], failure.again.get(found.first))
+                finding = found.findings[found.first]
+                words = [f"{found.first}: {finding.words}", *finding.touched, *words, *[touched] * bool(touched)]
+                failure.words = "; ".join(words)
+                return failure
+        failure.words = touched
+        return failure if touched else "examples"
+
+    def _defined(self, found: dict[str, Tensor], inputs: Inputs, recorded: Golden) -> dict[str, Tensor]:
+        """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without
+        one, or a number that is not finite there, or in the inputs' own dtypes, and not the same in both, as of areas
+        that underflow or are 0."""
+        numbers = {name: x for name, x in found.items() if x.is_floating_point() and name in recorded}
+        numbers = {name: x for name, x in numbers.items() if x.shape == recorded[name].shape}
+        exact = {name: recorded[name].to(x.device, torch.float64) for name, x in numbers.items()}
+        plain = dict[str, Tensor]()
+        if any(bool(_unlike(x.double(), exact[name]).any()) for name, x in numbers.items()):
+            with collected([], "the reference in the inputs' own dtypes"):
+                run, copies = self._call({n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()})
+                plain = results(recorded.names, recorded.inputs, run(copies))
+        given = any(bool(x.isnan().any()) for x in tensors(inputs).values())
+        for name, x in numbers.items():
+            nan = exact[name].isnan()
+            undefined = torch.where(nan, not given, _unlike(plain.get(name, exact[name]).double(), exact[name]))
+            found[name] = torch.where(undefined, exact[name], x.double()).to(x.dtype) if bool(undefined.any()) else x
         return found
 
     def _call(self, inputs: Inputs) -> tuple[Callable[[Inputs], Any], Inputs]:
@@ -541,8 +597,9 @@ class _Search:
         return partial(called, self.report.reference), {n: x for n, x in inputs.items() if n not in self.report.out}
 
     def _share(self) -> float:
-        """The seconds that a case may take: an eighth of those left, ten at most."""
-        return max(0.1, min(self._end - time.monotonic(), 80.0) / 8.0)
+        """The seconds that a case may take: an eighth of those left, or all to make a failure smaller, which is
+        slower to judge than what passes; ten at most."""
+        return max(0.1, min((self._end - time.monotonic()) / (1.0 if self.report.failure else 8.0), 10.0))
 
     def _finish(self, found: Failure, drawing: Drawing | None) -> None:
         """Where only the example fails, cut it; and ask whether the kernel is right on contiguous copies."""
@@ -567,60 +624,17 @@ class _Search:
             found.words = "; ".join([found.words, *read])
 
 
-def _judged(
-    calls: list[Call],
-    reference: Any,
-    inputs: Inputs,
-    recorded: Golden,
-    precision: Precision | None,
-    out: Names,
-    false_alarm: float,
-) -> Failure | str:
-    """What is wrong with the kernel's calls: first what they do to memory, then their results.
-
-    If nothing is, what they count as: examples or refused.
-    """
-    read = zip(recorded.inputs, (x for name, x in tensors(inputs).items() if name not in out), strict=False)
-    precision = _declared(precision, inputs)
-    failure, touched = Failure(inputs, "", recorded, precision, dict(read)), calls[0].touched
-    for call, again in zip(calls, ("", "; so a second call on the same inputs"), strict=False):
-        failure.words = call.words
-        if call.words:
-            return "refused" if call.words == "refused" else failure
-        failure.observed |= _defined(call.results, reference, inputs, recorded, out)
-        failure.localisation = found = localise(
-            failure.observed, recorded, precision=precision, false_alarm=false_alarm
-        )
-        if found.first is not None:
-            finding = found.findings[found.first]
-            same = (call.results[name] for name in call.same)
-            stale = not again and any(x.numel() and x.min() < x.max() for x in same)  # one number says nothing
-            again = again or "; the call before, on other inputs, gave the same" * stale
-            failure.words = "; ".join((f"{found.first}: {finding.words}", *finding.touched)) + again
-            failure.words += f"; {touched}" * bool(touched)
-            return failure
-    failure.words = touched
-    return failure if touched else "examples"
+def _unlike(x: Tensor, exact: Tensor) -> Tensor:
+    """Where two differ, and one of them is not finite."""
+    return (x != exact) & ~(x.isfinite() & exact.isfinite())
 
 
-def _defined(
-    found: dict[str, Tensor], reference: Any, inputs: Inputs, recorded: Golden, out: Names
-) -> dict[str, Tensor]:
-    """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without one,
-    or no finite number in the inputs' own dtypes, as of areas that underflow."""
-    numbers = {name: x for name, x in found.items() if x.is_floating_point() and name in recorded}
-    numbers = {name: x for name, x in numbers.items() if x.shape == recorded[name].shape}
-    plain = dict[str, Tensor]()
-    if any(bool((recorded[name].to(x.device).isfinite() & ~x.isfinite()).any()) for name, x in numbers.items()):
-        with collected([], "the reference in the inputs' own dtypes"):
-            copies = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items() if name not in out}
-            plain = results(recorded.names, recorded.inputs, called(reference, copies))
-    given = any(bool(x.isnan().any()) for x in tensors(inputs).values())
-    for name, x in numbers.items():
-        exact = recorded[name].to(x.device, torch.float64)
-        undefined = (exact.isnan() & (not given)) | (exact.isfinite() & ~plain.get(name, exact).isfinite())
-        found[name] = torch.where(undefined, exact, x.double()).to(x.dtype) if bool(undefined.any()) else x
-    return found
+def _apart(one: Tensor, other: Tensor | None) -> list[str]:
+    """In how many elements two results differ, in words."""
+    if other is None or one.shape != other.shape:
+        return []
+    count = int(((one != other) & ~(one.isnan() & other.isnan())).sum())
+    return [f"two calls on the same inputs differ in {count} of {one.numel()} elements"] * bool(count)
 
 
 def _declared(precision: Precision | None, inputs: Inputs) -> Precision | None:
@@ -641,10 +655,6 @@ def _case(inputs: Any) -> Case:
     return Case(inputs, {name: repr(x) for name, x in inputs.items() if name not in tensors(inputs)})
 
 
-def _always(inputs: Inputs) -> bool:
-    return True
-
-
 def _parameters(reference: Any, taken: list[Any]) -> dict[Any, Any]:
     """Arguments by the names of a reference's parameters, where it has a signature."""
     with suppress(TypeError, ValueError):
@@ -654,14 +664,12 @@ def _parameters(reference: Any, taken: list[Any]) -> dict[Any, Any]:
 
 def _where(where: Callable[..., Any] | None, parameters: Mapping[Any, Any]) -> Callable[[Inputs], Any]:
     """A user's condition as one on all inputs."""
-    if where is None:
-        return _always
-    names = list(inspect.signature(where).parameters)
+    names = list(inspect.signature(where).parameters) if where else []
     if unknown := [name for name in names if parameters and name not in parameters]:
         raise UsageError(f"where: expected arguments among {', '.join(map(str, parameters))}, got {unknown[0]!r}")
 
     def holds(inputs: Inputs) -> bool:
-        return bool(where(**{name: inputs[parameters.get(name, name)] for name in names}))
+        return where is None or bool(where(**{name: inputs[parameters.get(name, name)] for name in names}))
 
     return holds
 
@@ -676,20 +684,3 @@ def _chosen(what: str, some: Iterable[str], known: Iterable[str]) -> Names:
     if not some or not {str(one).lower() for one in some} <= set(names):
         raise UsageError(f"{what}: expected some of {', '.join(names.values())}, got {some}")
     return tuple(names[one.lower()] for one in some)
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def _imported(what: str, function: Any) -> tuple[str, str]:
-    """Where the module of a function is found, and the line that imports it; a script has its file's name."""
-    of, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
-    path = getattr(of, "__file__", None) or ""
-    module = getattr(getattr(of, "__spec__", None), "name", Path(path).stem) if path else ""
-    if not all(map(str.isidentifier, module.split("."))) or getattr(of, name, None) is not function:
-        raise UsageError(
-            f"{what}: {_name(function)} cannot be imported; expected a function at the top level of a file"
-        )
-    root = Path(path).resolve().parents[module.count(".") + (Path(path).stem == "__init__")]
-    return str(root), f"from {module} import {name} as {what}  # noqa: E402"

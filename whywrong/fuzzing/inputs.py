@@ -19,8 +19,8 @@ from whywrong.errors import UsageError
 
 Inputs = dict[Any, Any]
 Names = tuple[Any, ...]
-Size = Any
-"""Of an axis: a length, the name of a size, or such a name and how many times it is."""
+Size = tuple[str, int]
+"""Of an axis: the name of a size, and how many times it is; of a fixed length no name, and the length."""
 
 SAMPLED_LENGTHS = sorted(
     {1, 11, 13, 37, 61, 97, 251, 1009, 4099, 16411} | {2**k + d for k in range(1, 17) for d in (-1, 0, 1)}
@@ -120,10 +120,10 @@ class Drawing:
                 shapes = ", ".join(f"{n!r}: {tuple(x.shape)}" for n, x in self._given.items())
                 wanted = 'a length, a name or ("name", multiple) for each axis of one of the tensors, which are'
                 raise UsageError(f"sizes: expected {wanted} {{{shapes}}}, got {name!r}: {axes!r}")
-            self._axes[name] = tuple(axes)
+            self._axes[name] = tuple(map(_size, axes))
             called |= {n: one for n, one in zip(x.shape, axes, strict=True) if isinstance(one, str)}
         for name, x in self._given.items():
-            self._axes.setdefault(name, tuple(1 if n == 1 else called.get(n, str(n)) for n in x.shape))
+            self._axes.setdefault(name, tuple(("" if n == 1 else called.get(n, str(n)), 1) for n in x.shape))
         lengths, ratios = {one: self._length(one) for one in self._names()}, dict[str, Size]()
         places = {
             one: {(n, k - len(axes)) for n, axes in self._axes.items() for k in _at(axes, one)} for one in lengths
@@ -135,18 +135,27 @@ class Drawing:
             if apart and lengths[other] < lengths[one] and not lengths[one] % lengths[other]:
                 base, times = ratios.get(other, (other, 1))
                 ratios[one] = base, times * lengths[one] // lengths[other]
-        self._axes = {name: tuple(ratios.get(one, one) for one in axes) for name, axes in self._axes.items()}
+        for name, axes in self._axes.items():
+            self._axes[name] = tuple(
+                ratios[one] if one in ratios and times == 1 else (one, times) for one, times in axes
+            )
 
     def _names(self) -> list[str]:
-        return sorted({_name(one) for axes in self._axes.values() for one in axes if not isinstance(one, int)})
+        return sorted({name for axes in self._axes.values() for name, _ in axes} - {""})
 
     def _length(self, name: str) -> int:
         """Of the example."""
         tensor, axis = next((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
-        return self._given[tensor].shape[axis] // _times(self._axes[tensor][axis])
+        return self._given[tensor].shape[axis] // self._axes[tensor][axis][1]
+
+    def words(self, name: str) -> str:
+        """A size's own name, or where it stands if it has none."""
+        tensor, axis = next((n, k) for n, axes in self._axes.items() for k in _at(axes, name))
+        of = repr(tensor) if isinstance(tensor, str) else f"argument {tensor}"
+        return f"dimension {axis} of {of}" if name.isdecimal() else name
 
     def _shape(self, name: Any, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(one if isinstance(one, int) else lengths[_name(one)] * _times(one) for one in self._axes[name])
+        return tuple(lengths.get(one, 1) * times for one, times in self._axes[name])
 
     def _fits(self, lengths: Mapping[str, int], most: int) -> bool:
         """Whether all tensors have `most` elements together, and what has all sizes 64 times as many, at most."""
@@ -172,7 +181,7 @@ class Drawing:
         for length in SAMPLED_LENGTHS[: bisect_left(SAMPLED_LENGTHS, case.lengths[name])]:
             inputs = dict(case.inputs)
             for tensor, axis in ((n, k) for n, axes in self._axes.items() for k in _at(axes, name)):
-                inputs[tensor] = inputs[tensor].narrow(axis, 0, length * _times(self._axes[tensor][axis])).clone()
+                inputs[tensor] = inputs[tensor].narrow(axis, 0, length * self._axes[tensor][axis][1]).clone()
             yield Case(inputs, case.made, {}, case.lengths | {name: length})
 
     def cases(self, strategies: Any, dtypes: Names, layouts: Names, values: Names, most: int) -> Any:
@@ -226,23 +235,21 @@ class Drawing:
         return strategies.composite(case)()
 
 
+def _size(one: Any) -> Any:
+    """As a name and a multiple."""
+    return (one, 1) if isinstance(one, str) else ("", one) if isinstance(one, int) else one
+
+
 def _is_size(one: Any, length: int) -> bool:
-    if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], int):
-        return one[1] > 0 and length % one[1] == 0
-    return isinstance(one, str) or (isinstance(one, int) and one > 0)
+    match _size(one):
+        case (str(name), int(times)):
+            return times > 0 and (not name or length % times == 0)
+    return False
 
 
 def _at(axes: tuple[Size, ...], name: str) -> list[int]:
     """Where a size stands."""
-    return [k for k, one in enumerate(axes) if _name(one) == name]
-
-
-def _name(one: Size) -> Any:
-    return one[0] if isinstance(one, tuple) else one
-
-
-def _times(one: Size) -> int:
-    return one[1] if isinstance(one, tuple) else 1
+    return [k for k, (one, _) in enumerate(axes) if one == name]
 
 
 def sample(

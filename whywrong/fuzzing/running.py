@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from whywrong import child
-from whywrong.checking.guarded import Allocations, Memory, Span, faults
+from whywrong.checking.guarded import Allocations, Memory, faults
 from whywrong.checking.repetition import poisoned
 from whywrong.comparing.bits import digest, same_bits
 from whywrong.comparing.comparison import as_tensor
-from whywrong.errors import UsageError
+from whywrong.errors import UsageError, first_line
 from whywrong.fuzzing.inputs import Inputs, Names, tensors
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.watching import OUTPUT, tensors_of
@@ -27,13 +30,25 @@ from whywrong.torch_private import tree_map_only
 MEMORY: int | None = None
 """Bytes that a kernel in a child may have beyond what this process has; None: a quarter of what is free."""
 
+NO_LIMIT = 1 << 62
 
-def isolated(isolate: bool | None, inputs: Inputs) -> bool:
-    """Whether a kernel runs in a child: where it can and nobody says otherwise. Raises UsageError where it cannot."""
-    can = child.available() and all(x.device.type == "cpu" for x in tensors(inputs).values())
-    if isolate and not can:
-        raise UsageError("isolate: expected False, or None, where there is a GPU or no Linux, got True")
-    return can if isolate is None else bool(isolate)
+
+LOST = "; no call of CUDA works in its process any more"
+
+
+def isolated(isolate: bool | None, inputs: Inputs, kernel: Callable[..., Any]) -> str:
+    """How a kernel runs in a child: "fork", as it does where it can, or "fresh" in one that imports it; "" if not.
+
+    Raises UsageError where it can not.
+    """
+    kinds = {x.device.type for x in tensors(inputs).values()}
+    if child.available() and kinds <= {"cpu"}:
+        return "fork" * (isolate is not False)
+    if isolate and (sys.platform != "linux" or not kinds <= {"cpu", "cuda"}):
+        raise UsageError(f"isolate: expected False, or None, for {sorted(kinds)} on {sys.platform}, got True")
+    if isolate:
+        child.imported("isolate: kernel", kernel)
+    return "fresh" * bool(isolate)
 
 
 @dataclass
@@ -54,20 +69,24 @@ class Call:
 class Kernel:
     """A kernel that is run on many inputs, each time on other values first, then twice.
 
-    `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. With `isolated` it
-    runs in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call. There inputs
-    lie behind guard pages, and in one more call before such.
+    `fixed` has the arguments that are the same in all cases; `arrays` are given as NumPy arrays. If `isolated`, it runs
+    in a child, which :meth:`close` ends; its end, or calls that do not end, are words of its call. In one that is
+    forked, inputs lie behind guard pages, and in one more call before such.
     """
 
     function: Callable[..., Any]
     out: Names
     refuses: Names
     arrays: Names
-    isolated: bool
+    isolated: str
     fixed: Inputs = field(default_factory=dict)
+    reference: Any = None
 
-    def __post_init__(self) -> None:
-        self._child = child.Child(self._run, MEMORY)
+    @cached_property
+    def _child(self) -> child.Child:
+        fresh = self.isolated == "fresh"
+        run = replace(self)._run  # of a copy without this child, which can be pickled
+        return child.Child(run, NO_LIMIT if fresh else MEMORY, fresh)  # CUDA reserves more than there is
 
     def close(self) -> None:
         """End the child, if there is one; the next case begins another."""
@@ -76,26 +95,30 @@ class Kernel:
     def __call__(self, inputs: Inputs, golden: Golden, seconds: float) -> list[Call]:
         """The two calls on these inputs. Raises child.TimedOutError if they have not ended in time."""
         calls: list[Call] = self._asked("calls", inputs, golden, seconds)
-        if self.isolated and not calls[-1].words:
-            with suppress(child.DiedError, child.RaisedError):  # as of a kernel that takes aligned inputs alone
-                calls[0].touched = self._asked("touched", inputs, golden, seconds)
+        if self.isolated == "fork" and not calls[-1].words:
+            calls[0].touched = self.answer("touched", inputs, golden, seconds) or ""  # nothing if it takes no such
+        if self.isolated and "CUDA error" in calls[-1].words:
+            self._child.renew()
         return calls
 
-    def reads(self, inputs: Inputs, golden: Golden, seconds: float) -> dict[Any, Span]:
-        """What the kernel reads outside of each input, as far as its results show it."""
+    def answer(self, what: str, inputs: Inputs, golden: Golden, seconds: float) -> Any:
+        """What :meth:`_run` says of one more call; None where it does not return, as of one that takes aligned inputs
+        alone. It may touch what lies outside of its inputs, read there ("reads"), or call the "reference".
+        """
         with suppress(child.DiedError, child.RaisedError):
-            return self._asked("reads", inputs, golden, seconds)
-        return {}
+            return self._asked(what, inputs, golden, seconds)
 
     def _asked(self, what: str, inputs: Inputs, golden: Golden, seconds: float) -> Any:
         given = {name: x for name, x in inputs.items() if name not in self.fixed}
-        about = (what, given, tuple(inputs), golden.names, golden.inputs)
+        about = (what, given, tuple(inputs), (golden.names, golden.inputs))
         if not self.isolated:
             return self._run(*about, True, (KeyboardInterrupt,))
         ask = self._calls_of if what == "calls" else child.Child.__call__
         try:
             return ask(self._child, *about, seconds=seconds)
-        except (pickle.PicklingError, AttributeError, TypeError):  # arguments that only a fork carries over
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # arguments that only a fork carries over
+            if self.isolated == "fresh":
+                raise UsageError(f"isolate: expected inputs that can be pickled, got {first_line(error)}") from None
             with child.Child(partial(self._run, *about), MEMORY) as once:
                 return ask(once, seconds=seconds)
 
@@ -111,6 +134,8 @@ class Kernel:
             pass
         except child.DiedError as error:
             with suppress(child.DiedError):
+                if not before:
+                    raise
                 process(*arguments, True, seconds=seconds)
                 return [Call(words=f"{error}, after {before} other cases in one process; not when it is run alone")]
         try:
@@ -120,21 +145,12 @@ class Kernel:
         except child.DiedError as error:
             return [Call(words=str(error))]
 
-    def _run(
-        self,
-        what: str,
-        given: Inputs,
-        order: Names,
-        names: Sequence[str],
-        read: Sequence[str],
-        others: bool = True,
-        interrupts: Names = (),
-    ) -> Any:
-        """What the kernel does: in calls, to what lies behind its inputs, or by what it reads there."""
+    def _run(self, what: str, given: Inputs, order: Names, of: Any, others: bool = True, interrupts: Names = ()) -> Any:
+        """What the kernel does: in calls, to what lies behind its inputs, by what it reads there, to its reference."""
         inputs = {name: given[name] if name in given else self.fixed[name] for name in order}
-        pages = {"calls": "before", "touched": "behind", "reads": ""}[what] if self.isolated else ""
+        pages = {"calls": "before", "touched": "behind"}.get(what, "") if self.isolated == "fork" else ""
         memory = Memory(tensors(inputs), self.out, pages)
-        run = partial(self._call, memory, inputs, names, read, interrupts)
+        run = partial(self._call, memory, inputs, of, interrupts)
 
         def fault(address: int) -> None:
             if words := memory.touched(address):
@@ -144,6 +160,12 @@ class Kernel:
             call = run(start, (Exception,))
             return call.words, {name: digest(x) for name, x in call.results.items()}
 
+        if what == "reference":  # wherever it is called, it ends the call; in this process alone, which ends soon
+            of = getattr(self.reference, "forward", self.reference)
+            if isinstance(of := getattr(of, "__func__", of), FunctionType):
+                of.__code__ = _noted.__code__.replace(co_freevars=of.__code__.co_freevars)
+                run(memory.start, (Exception,))
+            return False
         with faults(fault) if pages else nullcontext():
             if what == "touched":
                 run(memory.start, (Exception,))
@@ -165,46 +187,52 @@ class Kernel:
             last = call
         return found[:1] if not found[-1].words and len(found[-1].same) == len(found[-1].results) else found
 
-    def _call(
-        self,
-        memory: Memory,
-        inputs: Inputs,
-        names: Sequence[str],
-        read: Sequence[str],
-        interrupts: Names,
-        start: Mapping[int, Tensor],
-        refused: Names,
-    ) -> Call:
+    def _call(self, memory: Memory, inputs: Inputs, of: Any, interrupts: Names, start: Any, refused: Names) -> Call:
+        """One call on such memory; `of` are the golden's names, and its inputs'."""
         given = memory.views(memory.copies(start))
         me = os.getpid()
         seen = {name: x.numpy() if name in self.arrays else x for name, x in given.items()}
         try:
             with poisoned(), Allocations() as allocated:
                 value = called(self.function, inputs | seen)
+                if any(x.is_cuda for x in given.values()):
+                    torch.cuda.current_stream().synchronize()  # which raises what a kernel did there, and there alone
         except interrupts:
             raise
         except refused:
             return Call(words="refused")
         except BaseException as why:
-            return Call(words=f"raised {child.in_words(why)}")
+            return Call(words=f"raised {child.in_words(why)}" + LOST * ("CUDA error" in first_line(why) and _lost()))
         finally:
             child.end_copy(me)
         was = memory.views(start)
         if self.out:
             copies = {name: given[name].clone() for name in self.out}
             several = list(copies.values())
-            value = copies if self.out[0] in names else several if len(several) > 1 else several[0]
+            value = copies if self.out[0] in of[0] else several if len(several) > 1 else several[0]
             for name in self.out:
                 given[name].copy_(was[name])
         if changed := [name for name, x in given.items() if not same_bits(x, was[name])]:
             return Call(words=f"changed its input {changed[0]!r}")
-        found = results(names, read, value)
-        if not found:
-            return Call(
-                words=f"gave {type(value).__name__} {value!r:.60}; expected a tensor, several, or a dict of them"
-            )
+        if not (found := results(of[0], of[1], value)):
+            gave = f"gave {type(value).__name__} {value!r:.60}"
+            return Call(words=f"{gave}; expected a tensor, several, or a dict of them")
         outside = "wrote outside of what it was given and of what it allocated"
         return Call(found, outside * (not (memory.whole(start) and allocated.whole)))
+
+
+def _lost() -> bool:
+    """Whether an error has left CUDA unusable: then every call raises it again."""
+    with suppress(Exception):
+        torch.cuda.synchronize()
+        return False
+    return True
+
+
+def _noted(*_: Any, **__: Any) -> None:
+    from whywrong import child
+
+    child.answer_from_within(True)
 
 
 def results(names: Sequence[str], read: Sequence[str], value: Any) -> dict[str, Tensor]:
