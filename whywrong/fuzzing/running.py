@@ -175,6 +175,8 @@ class Kernel:
     def _calls(self, memory: Memory, run: Callable[..., Call], others: bool) -> list[Call]:
         """The first of two calls, and the second if it differs; there what lies outside of the inputs differs too."""
         last, found = run(memory.others(), (Exception,)) if others else Call(), []
+        if LOST in last.words:  # and no other call runs
+            return [Call(words=last.words.replace(LOST, f", on other values of these inputs{LOST}"))]
         for start, refused in ((memory.start, self.refuses), (memory.again, ())):
             kept = {name: x.clone() for name, x in last.results.items() if not memory.has(x)}
             call = run(start, refused)
@@ -199,10 +201,11 @@ class Kernel:
                     torch.cuda.current_stream().synchronize()  # which raises what a kernel did there, and there alone
         except interrupts:
             raise
-        except refused:
-            return Call(words="refused")
         except BaseException as why:
-            return Call(words=f"raised {child.in_words(why)}" + LOST * ("CUDA error" in first_line(why) and _lost()))
+            lost = "CUDA error" in first_line(why) and _lost()
+            if isinstance(why, refused) and not lost:
+                return Call(words="refused")
+            return Call(words=f"raised {child.in_words(why)}" + LOST * lost)
         finally:
             child.end_copy(me)
         was = memory.views(start)
