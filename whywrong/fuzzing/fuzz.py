@@ -390,7 +390,7 @@ class _Search:
 
     def __init__(self, report: FuzzReport, kernel: Kernel, precision: Any, seconds: float, examples: int) -> None:
         self.report, self.why, self.most, self.progress = report, "", 0, Progress()
-        self._kernel, self._precision, self._seconds = kernel, precision, seconds
+        self._kernel, self._precision, self._seconds, self._lost = kernel, precision, seconds, False
         self._examples = self._until = examples
         self._begun = time.monotonic()
         self._end = self._begun + seconds
@@ -412,10 +412,13 @@ class _Search:
         found: Failure | str | None = None
         with suppress(_EnoughError):
             found = self.tried(self._example, recorded)
+        found = report.failure or found
         if isinstance(found, Failure) or found != "examples":
             words = {"refused": "the kernel refuses", "discarded": f"was discarded, since {self.why}"}
             what = words.get(str(found), "fails" if found else "was not tried to its end")
             report.notes.append(f"your example {what}")
+        if self._lost:
+            return
         if (elements := self._example.elements) > self.most:
             report.notes.append(f"your example has {elements} elements, what is sampled {self.most} at most (most=)")
         both = drawing.ones, drawing.example.inputs
@@ -439,11 +442,12 @@ class _Search:
             first = self.report.failure
             for part, strategy in enumerate(drawn, 1):
                 self._until, self.report.ended = self._examples * part // len(drawn), ""
-                if self.report.failure is first:
+                if self.report.failure is first and not self._lost:
                     with suppress(hypothesis.errors.NoSuchExample, hypothesis.errors.Unsatisfiable, _EnoughError):
                         hypothesis.find(strategy, self._fails, settings=how, random=Random(seed))
         if self.report.failure:
-            self._finish(self.report.failure, drawing)
+            if not self._lost:
+                self._finish(self.report.failure, drawing)
         elif self._passed and self._kernel.isolated == "fork" and self.report.kernel is not self.report.reference:
             seconds = min(5.0, max(1.0, self._end - time.monotonic()))
             if self._kernel.answer("reference", self._passed[0], self._passed[1], seconds):
@@ -486,7 +490,8 @@ class _Search:
             report.failure, report.made, self._failed = found, case.made, case
             if LOST in found.words and not self._kernel.isolated:
                 report.notes.append("so nothing smaller was tried; isolate=True gives the kernel a process of its own")
-                self._end = -math.inf
+                self._lost = True
+                raise _EnoughError
             self._largest = max(self._largest, Case(case.inputs | case.normal), key=lambda one: one.elements)
             found.informative = self._informative
         return found
@@ -548,6 +553,8 @@ class _Search:
 
         If nothing is, what they count as: examples or refused.
         """
+        if LOST in calls[-1].words:  # nor can the inputs be read
+            return Failure(inputs, calls[-1].words, recorded, self._precision)
         reads = (x for name, x in tensors(inputs).items() if name not in self.report.out)
         given, precision = dict(zip(recorded.inputs, reads, strict=False)), _declared(self._precision, inputs)
         failure, touched = Failure(inputs, "", recorded, precision), calls[0].touched
