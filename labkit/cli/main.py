@@ -101,6 +101,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     option = command("new", _new, "softmax_rows")
     option("name", metavar="NAME", help="its name, a Python name in small letters")
+    option("--kernel", action="store_true", help="one notebook for a kernel that may be wrong, lab/NAME.ipynb")
 
     command("doctor", _doctor)
     return parser
@@ -219,8 +220,11 @@ def _record(options: argparse.Namespace) -> None:
 
 def _new(options: argparse.Namespace) -> None:
     """An investigation of one's own: notebook, kernels' folder, claims and tests."""
-    from labkit.cli.new import new
+    from labkit.cli.new import new, new_kernel
 
+    if options.kernel:
+        _show(f"written: {os.path.relpath(new_kernel(options.name))}")
+        return
     _show("\n".join(f"written: {os.path.relpath(path)}" for path in new(options.name)))
     _show("Read the notebook top to bottom and replace it cell by cell; CONTRIBUTING.md says what its tests ask.")
 

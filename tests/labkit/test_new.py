@@ -1,5 +1,6 @@
 """`labkit new` makes an investigation that passes the tests as it is made."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,12 @@ def test_what_it_makes_passes_the_tests_as_it_is(tmp_path):
     made = ["kernels/demo", "notebooks/demo.ipynb", "tests/kernels/test_demo.py"]
     run("ruff", "check", *made)
     run("ruff", "format", "--check", *made)
+    run("labkit", "new", "--kernel", "mine")
+    cells = json.loads((tmp_path / "lab/mine.ipynb").read_text())["cells"]
+    shown = json.dumps([cell.get("outputs") for cell in cells])
+    assert "first divergence: output" in shown
+    assert "sum leaves out 32 of dimension 1 of 33 of weights  In[1]:9: " in shown
+    assert "your example fails" in shown
     of_all = ["tests/test_notebooks.py", "tests/test_answers.py"]
     run("pytest", "-q", "tests/kernels/test_demo.py", *of_all, "-k", "demo")
 

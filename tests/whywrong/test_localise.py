@@ -1581,3 +1581,12 @@ def test_what_torch_has_as_one_operation_may_be_written_out(name, whole, parts, 
 def test_names_from_files_are_text_on_a_page():
     name = "<img src=x>"
     assert "<img" not in localise({name: torch.ones(3)}, {name: torch.zeros(3)})._repr_html_()
+
+
+def test_a_result_alone_is_the_output():
+    x = torch.arange(12.0).view(3, 4)
+    exact = golden(lambda x: step("scaled", 2.0 * x) + 1.0, x=x)
+    assert localise(2.0 * x + 1.0, exact).first is None
+    assert localise((2.0 * x + 1.5).numpy(), exact).first == "output"
+    with pytest.raises(UsageError, match="expected a Trace, a dict of arrays by the names of steps, or an array"):
+        localise([x], exact)

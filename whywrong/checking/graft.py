@@ -15,7 +15,8 @@ from whywrong.comparing.precision import Precision
 from whywrong.errors import UsageError, did_you_mean
 from whywrong.recording.capture import observed_steps
 from whywrong.recording.golden import GRADIENT, Golden
-from whywrong.recording.watching import OUTPUT, check_subject
+from whywrong.recording.steps import OUTPUT
+from whywrong.recording.watching import check_subject
 from whywrong.tables import digits
 
 ALL, PART, NONE = "all", "part", "none"

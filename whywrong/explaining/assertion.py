@@ -18,8 +18,8 @@ from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, name_of
 from whywrong.errors import UsageError
 from whywrong.explaining.search import explain
 from whywrong.recording.golden import Golden
-from whywrong.recording.steps import Trace, as_trace
-from whywrong.recording.watching import OUTPUT, parts_of, tensors_of
+from whywrong.recording.steps import OUTPUT, Trace, as_trace
+from whywrong.recording.watching import parts_of, tensors_of
 from whywrong.tables import printable, to_stderr
 from whywrong.torch_private import tree_map_only
 

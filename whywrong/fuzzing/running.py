@@ -24,7 +24,8 @@ from whywrong.comparing.comparison import as_tensor
 from whywrong.errors import UsageError, first_line
 from whywrong.fuzzing.inputs import Inputs, Names, tensors
 from whywrong.recording.golden import GRADIENT, Golden
-from whywrong.recording.watching import OUTPUT, tensors_of
+from whywrong.recording.steps import OUTPUT
+from whywrong.recording.watching import tensors_of
 from whywrong.torch_private import tree_map_only
 
 MEMORY: int | None = None

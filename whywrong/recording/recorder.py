@@ -395,7 +395,14 @@ def _site() -> str:
     if not frame or module.startswith("whywrong."):
         return ""
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {text}"
+    return f"{_file(frame.f_code.co_filename)}:{frame.f_lineno}: {text}"
+
+
+def _file(name: str) -> str:
+    """A file's name without its folder; of a cell of a notebook, as In[1]."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cell = shell.compile.format_code_name(name) if shell is not None else None
+    return cell[1] if cell else Path(name).name
 
 
 def _key(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:

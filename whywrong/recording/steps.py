@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from whywrong.comparing.bounds import Bound
@@ -18,6 +19,8 @@ from whywrong.errors import UsageError
 from whywrong.files import complete_file
 
 Read = Callable[[], Any]
+OUTPUT = "output"
+"""The name of a reference's result; the parts of a function's dict have names of their own."""
 ABOUT = {"order": list, "steps": dict, "precision": dict}
 """Metadata that are read, and what their JSON is; what else there is, is shown."""
 
@@ -152,17 +155,22 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return parsed
 
 
-Steps = Trace | Mapping[str, ArrayLike]
-"""What a trace may be given as: a Trace, or arrays by the names of steps, in order."""
+Steps = Trace | Mapping[str, ArrayLike] | ArrayLike
+"""What a trace may be given as: a Trace, arrays by the names of steps, in order, or the output alone."""
 
 
 def as_trace(what: str, steps: Steps) -> Trace:
-    """A trace, or a mapping of arrays as one. Raises UsageError, which calls it `what`, for anything else."""
+    """A trace, a mapping of arrays as one, or one array, which is the output.
+
+    Raises UsageError, which calls it `what`, for anything else.
+    """
     if isinstance(steps, Trace):
         return steps
+    if isinstance(steps, (torch.Tensor, np.ndarray)):
+        return Trace({OUTPUT: steps})
     if not isinstance(steps, Mapping) or not all(isinstance(name, str) for name in steps):
         kind = type(steps).__name__
-        raise UsageError(f"{what}: expected a Trace, or a dict of arrays by the names of steps, got a {kind}")
+        raise UsageError(f"{what}: expected a Trace, a dict of arrays by the names of steps, or an array, got a {kind}")
     return Trace(steps)
 
 

@@ -15,10 +15,8 @@ from torch import Tensor
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
 from whywrong.recording.recorder import BACKWARD, OnStep, Watcher, instead_of, listening
+from whywrong.recording.steps import OUTPUT
 from whywrong.torch_private import _disable_current_modes
-
-OUTPUT = "output"
-"""The name of a reference's result; the parts of a function's dict have names of their own."""
 
 GRADIENT = "grad:"
 """What stands before the name of the input or the parameter that a gradient is of."""
