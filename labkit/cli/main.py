@@ -50,7 +50,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         about = str(does.__doc__)[0].lower() + str(does.__doc__)[1:].rstrip(".")
         lines = [f"  labkit {name} {example}".rstrip() for example in examples or ("",)]
         if {"-h", "--help"} & {*words} and name in words[:1]:  # with the notebooks on the command line
-            lines += [f"\n{_block(book)}" for book in notebooks().values() if book.name in words]
+            lines += [f"\n{_block(book, full=True)}" for book in notebooks().values() if book.name in words]
         raw, text = argparse.RawDescriptionHelpFormatter, "\n".join(["examples:", *lines])
         sub = commands.add_parser(name, help=about, description=about, epilog=text, formatter_class=raw)
         sub.set_defaults(command=does, called=sub.prog)
@@ -59,7 +59,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     device = {"default": "auto", "choices": ("auto", "cpu", "cuda"), "help": "where kernels run"}
     folder = {"type": Path, "metavar": "DIR"}
 
-    command("list", _list)
+    option = command("list", _list, "attention_matmul")
+    option("names", nargs="*", metavar="NAME", help="whose answer, records and parameters are shown too")
 
     examples = "attention_matmul -p heads=3 -p n=37", "--jobs 2 --timeout 600", "attention_matmul --help"
     option = command("run", _run, *examples)
@@ -131,17 +132,17 @@ def _interrupt_on_termination() -> None:
 def _list(options: argparse.Namespace) -> int:
     """Investigations, their question and their parameters."""
     code = 0
-    for book in notebooks().values():
+    for book in [notebook(name) for name in options.names] or notebooks().values():
         try:
-            _show(f"{_block(book)}\n")
+            _show(f"{_block(book, full=bool(options.names))}\n")
         except UsageError as error:
             code = 2
             _show(f"labkit: {error}", sys.stderr)
     return code
 
 
-def _block(book: Notebook) -> str:
-    """A notebook in lines of 80 characters: question, answer, recorded results, parameters."""
+def _block(book: Notebook, full: bool) -> str:
+    """A notebook in lines of 80 characters: its question; in `full` its answer, recorded results and parameters too."""
     from labkit.session.record import records, summary
 
     def lines(first: str, text: object) -> str:
@@ -156,7 +157,7 @@ def _block(book: Notebook) -> str:
     rows = [(p.name, str(p.default) or "none", f"{p.allowed}: {p.help}") for p in book.parameters.values()]
     first, second = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
     shown += [lines(f"    {name:{first}}  {default:{second}}  ", help) for name, default, help in rows]
-    return "\n".join(shown)
+    return "\n".join(shown if full else [book.name, lines("  ", book.about.get("question", ""))])
 
 
 def _run(options: argparse.Namespace) -> int:

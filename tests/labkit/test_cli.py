@@ -98,7 +98,7 @@ def test_corrupt_notebooks_are_a_line_each_and_the_others_are_listed(tmp_path, m
     books(tmp_path, monkeypatch, **corrupt, zz=json.dumps(good))
     assert main(["list"]) == 2
     shown, error = capsys.readouterr()
-    assert "zz\n  question  Is it\\x1b[2J right?\n  answer    3\n" in shown
+    assert "zz\n  Is it\\x1b[2J right?\n" in shown
     assert sorted(error.splitlines()) == sorted(line for line in error.splitlines() if line.startswith("labkit: "))
     assert len(error.splitlines()) == len(corrupt)
     for name in corrupt:
@@ -107,7 +107,7 @@ def test_corrupt_notebooks_are_a_line_each_and_the_others_are_listed(tmp_path, m
 
 
 def test_list_is_80_columns_wide_and_aligned(capsys):
-    assert main(["list"]) == 0
+    assert main(["list", *notebooks()]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     for name, book in notebooks().items():
@@ -156,12 +156,16 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_list_shows_questions_parameters_and_ranges(capsys):
+def test_list_shows_questions_and_of_named_ones_parameters_and_ranges(capsys):
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     for name, book in notebooks().items():
-        assert f"{name}\n  question  {book.about['question'][:40]}" in shown
-    assert "int in [1, 128]" in shown
+        assert f"{name}\n  {book.about['question'][:40]}" in shown
+    assert "int in [1, 128]" not in shown
+    assert main(["list", "attention_matmul"]) == 0
+    assert "int in [1, 128]" in capsys.readouterr().out
+    assert main(["list", "nothing"]) == 2
+    assert "no notebook is called 'nothing'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list"]])
