@@ -29,5 +29,6 @@ def plot_all(cases: Sequence[Case]) -> Figure:
     figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     faster = sum(case.slower_by < 1.0 for case in cases)
     axes.set_title(f"Ours is the faster one in {faster} of {len(cases)} cases")
-    plots.caption(figure, "recorded; card and date of each in the table; below 1: the operands stay in the L2 cache")
+    below = "below 1: the operands stay in the L2 cache, or TF32 passes float32's bound"
+    plots.caption(figure, f"recorded; card and date of each in the table; {below}")
     return figure

@@ -16,7 +16,7 @@ NAMES = {
     "lm": "a training step of the language model",
     "mhc": "hyper-connections, forward and backward",
     "reductions": "a sum over 2^20 to 2^26 numbers",
-    "tinyllm": "a TinyLLM's forward pass",
+    "tinyllm": "TinyLLM: a training step, copies",
     "compare": "comparison of two tensors",
 }
 """The benchmarks under data/benchmarks that were recorded on a GPU, and what each times."""
