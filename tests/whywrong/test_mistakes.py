@@ -26,7 +26,7 @@ def setting(_):
 
 MISTAKES = {
     "arguments exchanged": (lambda: localise(RECORDED, RIGHT), ("observed", "golden")),
-    "a tensor in place of steps": (lambda: localise(X, RECORDED), ("observed", "Tensor", "dict")),
+    "a list in place of steps": (lambda: localise([X], RECORDED), ("observed", "list", "dict")),
     "names that are no texts": (lambda: localise({1: X}, RECORDED), ("observed", "names")),
     "no step at all": (lambda: localise({}, RECORDED), ("observed", "golden")),
     "a step that is no array": (lambda: localise({"scores": None}, RECORDED), ("scores", "tensor")),

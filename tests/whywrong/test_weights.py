@@ -286,7 +286,7 @@ def test_bad_files_are_one_line(name, tmp_path, capsys):
 def test_names_that_nobody_has_and_a_subject_that_is_none(llama):
     with pytest.raises(UsageError, match="the golden has no step 'q'"):
         weights(llama, llama, names={"q": "k"})
-    with pytest.raises(UsageError, match="observed: expected a Trace, or a dict"):
+    with pytest.raises(UsageError, match="observed: expected a Trace, a dict"):
         weights(llama, 3)
 
 

@@ -155,7 +155,7 @@ def metadata(about: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return parsed
 
 
-Steps = Trace | Mapping[str, ArrayLike] | ArrayLike
+Steps = Trace | Mapping[str, ArrayLike] | torch.Tensor | np.ndarray
 """What a trace may be given as: a Trace, arrays by the names of steps, in order, or the output alone."""
 
 
