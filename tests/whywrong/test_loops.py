@@ -140,3 +140,18 @@ def test_steps_that_converge_are_no_changes_by_themselves(dtype: torch.dtype) ->
 
     golden = whywrong.Trace(normalised(torch.float64))
     assert whywrong.localise(normalised(dtype), golden).first is None
+
+
+def test_changes_that_the_golden_s_own_type_hides_are_not_judged() -> None:
+    golden = whywrong.Trace(trained(1e-5, torch.bfloat16))
+    assert whywrong.localise(trained(1e-5, torch.float32), golden).first is None
+
+
+def test_masked_scores_of_two_layers_are_no_change_of_each_other() -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    exact = {f"scores.{k}": torch.randn(4, 6, 6, generator=generator, dtype=torch.float64) for k in range(2)}
+    exact = {name: x.masked_fill(hidden, torch.finfo(torch.float32).min) for name, x in exact.items()}
+    golden = whywrong.Trace({name: x.float() for name, x in exact.items()})
+    observed = {name: (x * (1.0 + 1e-7)).clamp(min=torch.finfo(torch.float32).min).float() for name, x in exact.items()}
+    assert whywrong.localise(observed, golden).first is None
