@@ -19,25 +19,24 @@ HIDDEN_SHARE = 0.1
 
 
 def earlier(golden: Golden | Trace, names: list[str]) -> dict[str, str]:
-    """For each of `names`, in order, the step of its shape that it changes, where there is one.
+    """For each of `names`, in order, the step that it changes, where there is one; nothing is read.
 
-    With a program that is the last observed one from which it is computed. Without, it has the same name with a number
-    that is one less: p.3 and p.4 are a step of training apart, and of step10 and step20 nobody knows what lies between.
+    With a program that is the last observed one of its shape from which it is computed. Without, it has the same name
+    with a number that is one less: p.3 and p.4 are a step of training apart, and of step10 and step20 nobody knows what
+    lies between.
     """
-    shapes = {name: _read(golden, name).shape for name in names}
     found: dict[str, str] = {}
     if isinstance(golden, Golden):
-        at = {name: golden.steps[name] for name in names}
-        for name, i in at.items():
-            sources = golden.program.before(i, {*at.values()} - {i})
-            same = [other for other, k in at.items() if k in sources and k < i and shapes[other] == shapes[name]]
-            found |= {name: max(same, key=at.__getitem__)} if same else {}
+        nodes, at = golden.program.nodes, {golden.steps[name]: name for name in reversed(names)}
+        for name in names:
+            i = golden.steps[name]
+            same = [at[k] for k in golden.program.before(i, at) if k < i and nodes[k].shape == nodes[i].shape]
+            found |= {name: same[-1]} if same else {}
         return found
     for name in names:
         for digits in re.finditer(r"\d+", name):
             before = f"{name[: digits.start()]}{int(digits[0]) - 1:0{len(digits[0])}d}{name[digits.end() :]}"
-            if shapes.get(before) == shapes[name]:
-                found[name] = before
+            found |= {name: before} if before in golden else {}
     return found
 
 
@@ -48,7 +47,7 @@ def hidden(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> 
         return []
     few, many = (f"{value:.0%}" for value in (min(shares.values()), max(shares.values())))
     names, share = list(shares), few if few == many else f"{few} to {many}"
-    which = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+    which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} steps more"
     dtype = name_of(observed.read(names[0]).dtype)
     return [f"in {which} {share} of the changes are lost: they are below half a digit of {dtype}"]
 
@@ -56,7 +55,11 @@ def hidden(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> 
 def _lost(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> Iterator[tuple[str, float]]:
     """Steps, and the share of their elements whose change is lost, where that is large."""
     for name, before in changed.items():
+        if before not in observed:
+            continue
         end, start = (_read(golden, step) for step in (name, before))
+        if end.shape != start.shape:
+            continue
         new, old = (observed.read(step).to(start.device) for step in (name, before))
         if new.shape != old.shape or new.dtype != old.dtype or name_of(new.dtype) not in UNIT_ROUNDOFF:
             continue

@@ -119,7 +119,7 @@ class Values:
             terms = about.get("K", length)
             finding, off[name] = self._step(name, before, terms)
             base = changed.get(name)
-            if not finding.diverges and base in off and golden.read(name).is_floating_point():
+            if not finding.diverges and base in off and self._one_shape(name, base):
                 change, of_change = self._change(name, base, _worst([before, changes]), off[base], terms)
                 finding, changes = change or finding, _worst([changes, of_change])
             if finding.diverges:
@@ -136,6 +136,11 @@ class Values:
         if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
             return self._discrete(name, o, g, before), _measured(o, g)
         return self._real(name, before, length)
+
+    def _one_shape(self, name: str, base: str) -> bool:
+        """Whether two steps have numbers of one shape."""
+        steps = [side.read(step) for side in (self.golden, self.observed) for step in (name, base)]
+        return all(x.is_floating_point() and x.shape == steps[0].shape for x in steps)
 
     def _change(self, name: str, base: str, before: Off, off: Off, length: int) -> tuple[Finding | None, Off]:
         """A step checked as what the observed `base`, which is `off`, is after the golden's change, in its size.
