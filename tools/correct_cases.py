@@ -1,11 +1,12 @@
 """How many cases of correct kernels were fuzzed, and how many of them were flagged: a record that each run adds to.
 
-    python -m tools.correct_cases RECORD.csv [--minutes M] [--draws N] [--device cpu|cuda] [--only NAME ..]
+    python -m tools.correct_cases RECORD.csv [--minutes M] [--draws N] [--device cpu|cuda] [--only NAME ..] [--part K/N]
 
 Kernels are the workbook's correct ones (`fuzz_kernels.py`) and the tests' small ones. They take turns; each turn takes
 the next seeds of its kernel on its device, so that no two rows are of the same cases, and is written when it ends. A
-fuzzing stops at its first failure, and the turn goes on with the next seed. Printed are the cases, those flagged, and
-the 95% limit of the rate. 1 if any was flagged.
+fuzzing stops at its first failure, and the turn goes on with the next seed. N processes, each with a record of its own
+that begins as the same one, share the seeds as parts 0/N to N-1/N. Printed are the cases, those flagged, and the 95%
+limit of the rate. 1 if any was flagged.
 """
 
 import argparse
@@ -57,12 +58,15 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", choices=CORRECT, default=list(CORRECT), metavar="NAME")
+    parser.add_argument("--part", default="0/1", metavar="K/N")
     given = parser.parse_args()
+    part, parts = map(int, given.part.split("/"))
     rows = read(given.record)
-    seeds = dict.fromkeys(CORRECT, 0)
+    used = dict.fromkeys(CORRECT, -1)
     for row in rows:
-        if row["device"] == DEVICE.kind and row["name"] in seeds:
-            seeds[row["name"]] = max(seeds[row["name"]], int(row["seed"]) + 1)
+        if row["device"] == DEVICE.kind and row["name"] in used:
+            used[row["name"]] = max(used[row["name"]], int(row["seed"]))
+    seeds = {name: last + 1 + (part - last - 1) % parts for name, last in used.items()}
     end = time.monotonic() + 60.0 * given.minutes
     with given.record.open("a", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -71,7 +75,7 @@ def main() -> int:
         while time.monotonic() < end:
             name = min(given.only, key=seeds.__getitem__)
             row = turn(CORRECT[name], seeds[name], given.draws)
-            seeds[name] += 1
+            seeds[name] += parts
             table.writerow(row)
             file.flush()
             if row["flagged"]:
