@@ -1,9 +1,9 @@
 """How long whywrong.explain takes for a Llama with random weights, of whose blocks the outputs alone were observed.
 
-    python -m tools.explain_blocks [--layers 2] [--width 256] [--batch 2] [--length 64] [--fault gelu]
+    python -m tools.explain_blocks [--layers 2] [--width 256] [--batch 2] [--length 64] [--fault gelu] [--device cuda]
 
 The port is the same model in float32 with one fault in its middle block. Prints what was found, the seconds of
-recording, of localise and of explain, and the largest memory of the process.
+recording, of localise and of explain, and the largest memory of the process, and of the GPU.
 """
 
 from __future__ import annotations
@@ -39,8 +39,20 @@ def _transposed(block: Any) -> None:
     block.self_attn.o_proj.weight.data = block.self_attn.o_proj.weight.data.T.clone()
 
 
-FAULTS = {"gelu": _gelu, "eps": _eps, "unscaled": _unscaled, "transposed": _transposed}
+def _mask(block: Any) -> None:
+    attend = block.self_attn.forward
+
+    def one_more(*args: Any, attention_mask: Any, **named: Any) -> Any:
+        """Each token sees the next one, too."""
+        shifted = torch.cat([attention_mask[..., 1:, :], attention_mask[..., -1:, :]], -2)
+        return attend(*args, attention_mask=shifted, **named)
+
+    block.self_attn.forward = one_more
+
+
+FAULTS = {"gelu": _gelu, "eps": _eps, "unscaled": _unscaled, "transposed": _transposed, "mask": _mask}
 KINDS = {"gelu": {"function"}, "eps": {"eps"}, "unscaled": {"scale", "factor"}, "transposed": {"transpose"}}
+KINDS |= {"mask": {"mask"}}
 """The kinds that pass for each."""
 
 
@@ -53,12 +65,14 @@ def model(layers: int, width: int) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def measure(layers: int, width: int, batch: int, length: int, fault: str, **options: Any) -> dict[str, Any]:
+def measure(
+    layers: int, width: int, batch: int, length: int, fault: str, device: str = "cpu", **options: Any
+) -> dict[str, Any]:
     """The Explanation under `found`, and seconds under `golden`, `localise` and `explain`."""
-    right = model(layers, width)
+    right = model(layers, width).to(device)
     port = copy.deepcopy(right)
     FAULTS[fault](port.model.layers[layers // 2])
-    given = {"input_ids": torch.randint(0, 256, (batch, length)), "use_cache": False}
+    given = {"input_ids": torch.randint(0, 256, (batch, length), device=device), "use_cache": False}
     begun = time.perf_counter()
     with torch.no_grad():
         golden = whywrong.golden(right, **given)
@@ -83,11 +97,14 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--fault", choices=FAULTS, default="gelu")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--device", default="cpu")
     given = vars(parser.parse_args())
     row = measure(**given)
     print(row.pop("found"))
     print(", ".join(f"{key} {value:.1f} s" for key, value in row.items() if key != "block"))
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    if given["device"] != "cpu":
+        print(f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB on the GPU")
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ class Exact:
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
             if precision.accumulate == "float32":  # errors of similar terms are similar
                 self.lost[node.id] = lost = self._in_float32(node, args, kwargs)
-                self.spread[node.id] = _map_real(lambda x, y: torch.maximum(x, y.abs()), self.spread[node.id], lost)
+                self.spread[node.id] = _map_real(_at_least, self.spread[node.id], lost)
         parts = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
@@ -345,6 +345,14 @@ class Exact:
 
 
 _MOVING = MOVES | FACTORIES | SELECTIONS
+
+
+def _at_least(spread: Tensor, lost: Tensor) -> Tensor:
+    """A spread as large as what float32 lost: in each element, and in all, since one may have lost little by luck."""
+    times = (lost / spread).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt() if lost.numel() else 1.0
+    return torch.maximum(spread * max(1.0, float(times)), lost.abs())
+
+
 _COUNTING = frozenset(["_to_copy", "add", "sub", "rsub", "mul", "sum", "cumsum"])
 
 _PLACED = frozenset(["index_add", "index_put", "scatter_add", "put", "embedding_dense_backward"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -47,6 +48,7 @@ from whywrong.explaining.partly import (
     twins,
 )
 from whywrong.explaining.residual import FARTHEST, Residual
+from whywrong.explaining.slices import sampled
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
@@ -82,6 +84,8 @@ MOST_EQUIVALENT = 30
 """Longer descriptions that are held against a cause, to be listed with it."""
 MOST_AT_HAND = 200
 """Values of the program that may have been added, the nearest first."""
+MENDED = 0.05
+"""Share of the wrong elements in a sample that a mutation has to make right to be tried on all of a large step."""
 SAMPLED, RESTRICTED = 384, 40
 """Elements by which mutations are ordered, and those nearest that are tried in each part of a dimension."""
 
@@ -259,7 +263,14 @@ class _Search:
         inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
-        good = (self._observed.isfinite() & self._reference.isfinite()).flatten().nonzero().flatten()
+        self._slices = sampled(self._part, self._residual.wrong)
+        good = self._observed.isfinite() & self._reference.isfinite()
+        if self._slices is not None:
+            given = (torch.as_tensor(x).expand(good.shape) for x in (self._allowed, noise))
+            o, v, *known = map(self._slices.of, (self._observed, self._reference, *given))
+            self._sample = Residual(o, v, known[0], known[1], {})
+            good &= self._slices.filled(self._slices.of(good), torch.zeros_like(good))
+        good = good.flatten().nonzero().flatten()
         order = torch.randperm(len(good), generator=torch.Generator().manual_seed(0))
         wrong = self._residual.wrong.flatten()[good[order]]
         at = good[order]
@@ -292,7 +303,7 @@ class _Search:
         numbers = self._allowed is not None
         for region, mutation in self._unwritten():
             self._try([mutation], same, region.bits * bool(self._observed[self._residual.wrong].isfinite().all()))
-        self._try(mutations(self._context), same)
+        self._try(self._mutations(), same)
         fits = self._fitting()
         usual = {c.mutation.kind for c, _ in fits if c.mutation.rank < 2}
         if usual <= {"constant", "scale", "ddof", "shift"}:  # or none: another number, or a part of a sum, may fit
@@ -316,6 +327,15 @@ class _Search:
         if errors := self._context.errors:
             says = f"{len(errors)} mutations could not be made or run, the first: {errors[0]}"
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
+
+    def _mutations(self) -> Iterable[Mutation]:
+        """All mutations, of a large step first those that take least to say: the rank, and which of how many."""
+        every = mutations(self._context)
+        if self._slices is None:
+            return every
+        some = list(every)
+        alike = Counter((m.kind, *m.edits) for m in some)
+        return sorted(some, key=lambda m: PER_RANK * m.rank + math.log2(alike[m.kind, *m.edits]))
 
     def _runs_differ(self) -> bool:
         """Whether other runs on the same numbers before the step gave others in it: a race, or unwritten memory."""
@@ -354,12 +374,7 @@ class _Search:
 
     def _try(self, some: Iterable[Mutation], same: dict[str, list[Mutation]] | None = None, more: float = 0.0) -> None:
         """Make candidates of mutations, while there is time; those that change nothing go into `same`, by kind."""
-        for mutation in some:
-            self.progress(f"explain: {self._result.tried} mutations tried")
-            if self._late(self._until):
-                return
-            if (value := self._value(mutation)) is None:
-                continue
+        for mutation, value in self._values(some, same is not None):
             self._result.tried += 1
             if not torch.equal(value, self._reference):
                 self._consider(mutation, value, more)
@@ -367,6 +382,29 @@ class _Search:
                     self._rows.append((mutation, self._error(value)))
             elif same is not None:
                 same[mutation.kind] += [mutation] * (len(same[mutation.kind]) < UNCHANGED_KEPT)
+
+    def _values(self, some: Iterable[Mutation], usual: bool) -> Iterator[tuple[Mutation, Tensor]]:
+        """What mutations give; of a large step those that on its slices leave less, or mend some elements.
+
+        What cannot be run on slices alone is run last.
+        """
+        whole = dict[int, Mutation]()
+        for mutation in itertools.chain(some, whole.values()):  # which grow meanwhile
+            self.progress(f"explain: {self._result.tried} mutations tried")
+            if self._late(self._until):
+                return
+            if self._slices is not None and id(mutation) not in whole:
+                if (there := self._value(mutation, sample=True)) is None:
+                    whole[id(mutation)] = mutation
+                    continue
+                off, was = self._sample.distance(there), self._sample
+                if was.cost(off) >= was.half and float((off[was.wrong] <= EXPLAINED).double().mean()) < MENDED:
+                    self._result.tried += 1
+                    if usual and not torch.equal(there, was.reference):
+                        self._rows.append((mutation, self._error(self._slices.filled(there, self._reference))))
+                    continue
+            if (value := self._value(mutation)) is not None:
+                yield mutation, value
 
     @cached_property
     def _relative(self) -> float:
@@ -398,9 +436,12 @@ class _Search:
         if bits < self._residual.bits and left < self._residual.half:
             self._candidates.append(_Candidate(mutation, bits, region, (cost, len(self._candidates))))
 
-    def _value(self, mutation: Mutation, values: Any = None) -> Tensor | None:
-        """What a mutation gives; None where it cannot be run, or gives another shape."""
+    def _value(self, mutation: Mutation, values: Any = None, sample: bool = False) -> Tensor | None:
+        """What a mutation gives, or the slices of it; None where it cannot be run, or gives another shape."""
         with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
+            if sample and self._slices is not None:
+                value = self._slices.value(mutation.edits)
+                return value if value is not None and value.shape == self._sample.observed.shape else None
             value = self._part.value(mutation.edits, values)
             return value if value.shape == self._observed.shape else None
         return None
@@ -677,9 +718,13 @@ class _Search:
 
     def _distance(self, mutation: Mutation) -> float:
         """What a mutation leaves, in bits; as if nothing were comparable where it cannot be run, or the time is up."""
-        value = self._value(mutation) if not self._late(self._until) else None
-        off = self._residual.distance(value) if value is not None else torch.full_like(self._residual.off, FARTHEST)
-        return self._residual.cost(off)
+        residual, value = self._residual, None
+        if not self._late(self._until):
+            value = self._value(mutation, sample=True)
+            residual = residual if value is None or self._slices is None else self._sample
+            value = value if value is not None else self._value(mutation)
+        off = residual.distance(value) if value is not None else torch.full_like(residual.off, FARTHEST)
+        return residual.cost(off)
 
     def _cause(self, mutation: Mutation, share: float) -> Cause:
         first = min(mutation.edits)
