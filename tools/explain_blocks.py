@@ -69,7 +69,8 @@ def measure(
     layers: int, width: int, batch: int, length: int, fault: str, device: str = "cpu", **options: Any
 ) -> dict[str, Any]:
     """The Explanation under `found`, and seconds under `golden`, `localise` and `explain`."""
-    right = model(layers, width).to(device)
+    with torch.device(device):
+        right = model(layers, width)
     port = copy.deepcopy(right)
     FAULTS[fault](port.model.layers[layers // 2])
     given = {"input_ids": torch.randint(0, 256, (batch, length), device=device), "use_cache": False}

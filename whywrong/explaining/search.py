@@ -48,7 +48,7 @@ from whywrong.explaining.partly import (
     twins,
 )
 from whywrong.explaining.residual import FARTHEST, Residual
-from whywrong.explaining.slices import sampled
+from whywrong.explaining.slices import large, sampled
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
@@ -147,7 +147,7 @@ def explain(
     result = Explanation(step, NONE, others=[name for name in wrong if name != step], report=report)
     if step not in loops and _without_search(golden, reports, result):
         return result
-    golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end the process as on a GPU
+    golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end CUDA
     traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
     trace = traces.pop(k)
     if step in loops:
@@ -259,22 +259,23 @@ class _Search:
         self._reference = self._part.values[self._part.target]
         self._observed = observed.to(self._reference.device, self._reference.dtype)
         self._storage = name_of(observed.dtype)
+        self._device = observed.device if large(self._part) else self._reference.device
         self._allowed, noise = self._tolerance({})
         inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
-        self._slices = sampled(self._part, self._residual.wrong)
-        good = self._observed.isfinite() & self._reference.isfinite()
+        self._slices = sampled(self._part, self._residual.wrong, self._device)
+        places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
         if self._slices is not None:
-            given = (torch.as_tensor(x).expand(good.shape) for x in (self._allowed, noise))
-            o, v, *known = map(self._slices.of, (self._observed, self._reference, *given))
+            given = (torch.as_tensor(x).expand(o.shape) for x in (self._allowed, noise))
+            o, v, *known = map(self._slices.of, (o, v, *given))
             self._sample = Residual(o, v, known[0], known[1], {})
-            good &= self._slices.filled(self._slices.of(good), torch.zeros_like(good))
-        good = good.flatten().nonzero().flatten()
-        order = torch.randperm(len(good), generator=torch.Generator().manual_seed(0))
-        wrong = self._residual.wrong.flatten()[good[order]]
-        at = good[order]
-        self._at = torch.cat([at[wrong][: 3 * SAMPLED // 4], at[~wrong][: SAMPLED // 4]])
+            places = self._slices.of(places.view(self._observed.shape)).flatten()
+        good = (o.isfinite() & v.isfinite()).flatten().nonzero().flatten()
+        good = good[torch.randperm(len(good), generator=torch.Generator().manual_seed(0))]
+        wrong = self._residual.wrong.flatten()[places[good]]
+        self._in_sample = torch.cat([good[wrong][: 3 * SAMPLED // 4], good[~wrong][: SAMPLED // 4]])
+        self._at = places[self._in_sample]
         self._rows = list[tuple[Mutation, Tensor]]()
         self._inputs = dict[str, Tensor]()
 
@@ -284,11 +285,12 @@ class _Search:
         if not reference.is_floating_point():
             return None, 0.0
         storage = self._rules.of(step).storage or (None if self._storage in INTEGERS else self._storage)
-        bound = bounded(self._part.mutated(edits), precision=replace(self._rules, storage=storage)).step(step).bound
-        allowed = torch.as_tensor(bound.absolute if bound else 0.0).expand(reference.shape)
+        program = self._part.mutated(edits).to(self._device)
+        bound = bounded(program, precision=replace(self._rules, storage=storage)).step(step).bound
+        allowed = torch.as_tensor(bound.absolute if bound else 0.0).to(reference.device).expand(reference.shape)
         # a wrong value may be larger than the reference's
         observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), storage or "float32")
-        noise = bound.noise if bound is not None and bound.noise is not None else 0.0
+        noise = torch.as_tensor(bound.noise).to(observed) if bound is not None and bound.noise is not None else 0.0
         return torch.maximum(allowed, observed).clamp(min=1e-300), noise
 
     def run(self) -> None:
@@ -401,7 +403,7 @@ class _Search:
                 if was.cost(off) >= was.half and float((off[was.wrong] <= EXPLAINED).double().mean()) < MENDED:
                     self._result.tried += 1
                     if usual and not torch.equal(there, was.reference):
-                        self._rows.append((mutation, self._error(self._slices.filled(there, self._reference))))
+                        self._rows.append((mutation, self._error(there, places=self._in_sample)))
                     continue
             if (value := self._value(mutation)) is not None:
                 yield mutation, value
@@ -414,12 +416,14 @@ class _Search:
         size = self._reference.nan_to_num(0.0, 0.0, 0.0).abs()
         return float((self._allowed / size.clamp(min=1e-300)).median())
 
-    def _error(self, value: Tensor, at: Tensor | None = None, allowed: Tensor | None = None) -> Tensor:
-        """By how much some elements of a value, the wrong ones before others, are not the reference's; tolerances."""
+    def _error(
+        self, value: Tensor, at: Tensor | None = None, allowed: Tensor | None = None, places: Tensor | None = None
+    ) -> Tensor:
+        """By how much elements, which a value has at `places`, or at `at`, too, are not the reference's; tolerances."""
         at, allowed = self._at if at is None else at, self._allowed if allowed is None else allowed
-        a, b = (x if x.is_complex() else x.double() for x in (value, self._reference))
-        error = (a - b).abs() if a.is_complex() else a - b
-        error = error.flatten()[at] / (allowed.flatten()[at] if allowed is not None else 1.0)
+        a, b = value.flatten()[at if places is None else places], self._reference.flatten()[at]
+        error = (a - b).abs() if a.is_complex() else a.double() - b.double()
+        error = error / (allowed.flatten()[at] if allowed is not None else 1.0)
         return error.nan_to_num(0.0, 0.0, 0.0)
 
     def _consider(self, mutation: Mutation, value: Tensor, more: float = 0.0) -> None:
@@ -483,7 +487,8 @@ class _Search:
             there = seen.read(self._step)[mask]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
-            found = localise(seen, self._part.mutated(edits), precision=rules or self._rules).findings[self._step]
+            program = self._part.mutated(edits).to(self._device)
+            found = localise(seen, program, precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from whywrong.errors import collected
 from whywrong.explaining.part import Edit, Part
+from whywrong.recording.operations import UNCHECKED, name_of
 from whywrong.recording.program import Node, Ref, call, filled
-from whywrong.torch_private import tree_leaves, tree_map_only
+from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
 
 Tensor = torch.Tensor
 
@@ -20,6 +22,8 @@ SLICES = 8
 """How many slices are looked at, most of them wrong ones."""
 LARGE = 1 << 26
 """Multiplications, and elements of results, of which a run is worth a sample: some 10 ms on a core."""
+LOOKUPS = ("index", "gather", "scatter", "embedding", "take", "put", "nll_loss", "max_unpool", "multinomial")
+"""How the names of operations begin that take places in a tensor as whole numbers."""
 MOST_WAYS = 64
 """Ways to take slices of its arguments that are tried of an operation."""
 
@@ -40,11 +44,12 @@ class Slices:
 
     An operation keeps a dimension apart if its slices are those of its result on the same slices of its arguments,
     or of some of them: that is seen by running it, on other numbers of the same shapes. An edit is run on whole values,
-    since it may exchange slices.
+    since it may exchange slices. `values` are the part's, on the device where all of this is run.
     """
 
-    def __init__(self, part: Part, dim: int, places: Tensor) -> None:
-        self._part, self._places, self._length = part, places, part.nodes[part.target].shape[dim]
+    def __init__(self, part: Part, dim: int, places: Tensor, values: Mapping[int, Any], device: torch.device) -> None:
+        self._part, self._values, self._device = part, values, device
+        self._places, self._length = places, part.nodes[part.target].shape[dim]
         self.dim = Along(dim)
         self._along: dict[int, Along | None] = {part.target: self.dim}
         self._takes: dict[int, dict[int, Along | None]] = {}
@@ -52,8 +57,10 @@ class Slices:
         self._known: dict[tuple[int, Along], Any] = {}
         generator = torch.Generator().manual_seed(0)
         for i in reversed(part.program.cone([part.target], ())):
-            node, along = part.nodes[i], self._along[i]
-            ways = self._apart(node, along, generator) if along is not None and i not in part.given else None
+            node, along, ways = part.nodes[i], self._along[i], None
+            if along is not None and i not in part.given:
+                with _on(device):
+                    ways = self._apart(node, along, generator)
             if ways is None:
                 self._along[i] = along if i in part.given else None
             self._takes[i], self._nodes[i] = ways or (dict.fromkeys(node.parents), node)
@@ -70,12 +77,13 @@ class Slices:
         """The slices of a tensor of the step's shape."""
         return self._cut(x, self.dim)
 
-    def filled(self, slices: Tensor, other: Tensor) -> Tensor:
-        """A tensor of the step's shape that has these slices, and another's numbers elsewhere."""
-        return other.index_copy(self.dim.dim, self._places.to(other.device), slices.to(other.dtype))
-
     def value(self, edits: Mapping[int, Edit]) -> Any:
         """The step's slices with `edits` in place; None where an edit takes slices of what another has changed."""
+        with _on(self._device):
+            value = self._edited(edits)
+        return value.cpu() if isinstance(value, Tensor) else value
+
+    def _edited(self, edits: Mapping[int, Edit]) -> Any:
         part = self._part
         whole, some = dict[int, Any](), dict[int, Any]()
         for i in (i for i in part.downstream(*edits) if i in self._along):
@@ -86,39 +94,38 @@ class Slices:
                 needs |= {*node.parents} if i in needs else set()
                 if not needs.isdisjoint(some) or (i in needs and not whole.keys().isdisjoint(node.parents)):
                     return None
-                whole[i] = edits[i].run(*filled(args, {k: whole.get(k, part.values[k]) for k in needs}))
+                whole[i] = edits[i].run(*filled(args, {k: whole.get(k, self._values[k]) for k in needs}))
             elif self._along[i] is None:
-                whole[i] = _run(node, {p: whole.get(p, part.values[p]) for p in takes})
+                whole[i] = _run(node, {p: whole.get(p, self._values[p]) for p in takes})
             else:
                 some[i] = _run(self._nodes[i], {p: self._taken(p, takes[p], whole, some) for p in takes})
-        return some[part.target] if part.target in some else self.of(whole[part.target])
+        return some[part.target] if part.target in some else self._cut(whole[part.target], self.dim)
 
     def _taken(self, p: int, along: Along | None, whole: Mapping[int, Any], some: Mapping[int, Any]) -> Any:
         """What an operation takes: slices, where it takes these alone."""
         if p in some:
             return some[p]
         if along is None:
-            return whole.get(p, self._part.values[p])
+            return whole.get(p, self._values[p])
         if p in whole:
             return self._cut(whole[p], along)
         if (p, along) not in self._known:
-            self._known[p, along] = self._cut(self._part.values[p], along)
+            self._known[p, along] = self._cut(self._values[p], along)
         return self._known[p, along]
 
     def _cut(self, x: Any, along: Along) -> Any:
-        at = torch.arange(along.outer)[:, None, None] * self._length + self._places[:, None]
-        at = (at * along.inner + torch.arange(along.inner)).flatten()
+        at = torch.arange(along.outer, device="cpu")[:, None, None] * self._length + self._places[:, None]
+        at = (at * along.inner + torch.arange(along.inner, device="cpu")).flatten()
         return tree_map_only(Tensor, lambda each: each.index_select(along.dim, at.to(each.device)), x)
 
     def _apart(
         self, node: Node, along: Along, generator: torch.Generator
     ) -> tuple[dict[int, Along | None], Node] | None:
         """From which slices of its arguments an operation computes those of its result, and with which sizes."""
-        part = self._part
-        full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), part.values[p]) for p in node.parents}
+        full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), self._values[p]) for p in node.parents}
         with collected([], "an operation on other numbers", (RuntimeError, IndexError)):
             wanted = self._cut(_run(node, full), along)
-            ways = itertools.product(*([*self._ways(part.values[p])] for p in node.parents))
+            ways = itertools.product(*([*self._ways(self._values[p])] for p in node.parents))
             for way in itertools.islice(ways, MOST_WAYS):
                 taken = dict(zip(node.parents, way, strict=True))
                 for resized in self._resized(node):
@@ -130,10 +137,10 @@ class Slices:
 
     def _ways(self, value: Any) -> Iterator[Along | None]:
         """In which dimensions of a value the slices may lie; by themselves first, or in none, or with others."""
-        x = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)), torch.zeros(()))
-        yield from (Along(dim) for dim, n in enumerate(x.shape) if n == self._length)
+        shape = next((leaf.shape for leaf in tree_leaves(value) if isinstance(leaf, Tensor)), ())
+        yield from (Along(dim) for dim, n in enumerate(shape) if n == self._length)
         yield None
-        for dim, n in enumerate(x.shape):
+        for dim, n in enumerate(shape):
             if n > self._length and n % self._length == 0:
                 yield from (Along(dim, n // self._length), Along(dim, 1, n // self._length))
 
@@ -148,21 +155,51 @@ class Slices:
             yield Node(node.id, node.func, tuple(args), node.kwargs, node.shape, node.dtype, node.site)
 
 
-def sampled(part: Part, wrong: Tensor) -> Slices | None:
+def sampled(part: Part, wrong: Tensor, device: torch.device) -> Slices | None:
     """The slices of a step by which least is left to compute; None of a small one, or where half is left at least."""
-    cone = part.program.cone([part.target], ())
-    whole = sum(_work(part, i) for i in cone)
-    if whole < LARGE:
+    if not large(part):
         return None
+    values = tree_map_only(Tensor, lambda x: x.to(device), part.values)
     found = list[Slices]()
     for dim, length in enumerate(wrong.shape):
         if length >= 4 * SLICES:
             at = wrong.movedim(dim, 0).flatten(1).any(1)
             both = ((at.nonzero(), 3 * SLICES // 4), ((~at).nonzero(), SLICES // 4))
             some = [each[:: math.ceil(len(each) / n)][:n] for each, n in both if len(each)]
-            found.append(Slices(part, dim, torch.cat(some).flatten().sort().values.cpu()))
+            found.append(Slices(part, dim, torch.cat(some).flatten().sort().values, values, device))
     best = min(found, key=lambda each: each.work, default=None)
-    return best if best is not None and best.work < whole / 2.0 else None
+    return best if best is not None and best.work < _whole(part) / 2.0 else None
+
+
+def large(part: Part) -> bool:
+    """Whether a run of a step takes long, and may be had on a GPU."""
+    return _whole(part) >= LARGE and UNCHECKED.keys().isdisjoint(node.op for node in part.nodes)
+
+
+def _whole(part: Part) -> float:
+    return sum(_work(part, i) for i in part.program.cone([part.target], ()))
+
+
+class _OnHost(TorchDispatchMode):
+    """Runs on the CPU what looks up places, which raises for those outside of a tensor; on a GPU it would end CUDA."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not name_of(func).startswith(LOOKUPS):
+            return func(*args, **(kwargs or {}))
+        device = next((x.device for x in tree_leaves(args) if isinstance(x, Tensor)), torch.device("cpu"))
+        here = tree_map_only(Tensor, Tensor.cpu, (args, kwargs or {}))
+        found = tree_map_only(Tensor, lambda x: x.to(device), func(*here[0], **here[1]))
+        return args[0].copy_(found) if name_of(func).endswith("_") else found
+
+
+@contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """Tensors are made on a device, and nothing ends it."""
+    with ExitStack() as stack:
+        if device.type != "cpu":
+            stack.enter_context(device)
+            stack.enter_context(_OnHost())
+        yield
 
 
 def _work(part: Part, i: int) -> float:
@@ -180,9 +217,9 @@ def _run(node: Node, values: Mapping[int, Any]) -> Any:
 def _other(x: Tensor, generator: torch.Generator) -> Tensor:
     """Other numbers of the same shape: positive real ones, truth values, or the same whole ones in other places."""
     if x.is_floating_point() or x.dtype == torch.bool:
-        random = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+        random = torch.rand(x.shape, generator=generator, dtype=torch.float64, device="cpu").to(x.device)
         return random > 0.5 if x.dtype == torch.bool else (random + 0.5).to(x.dtype)
-    return x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+    return x.flatten()[torch.randperm(x.numel(), generator=generator, device="cpu").to(x.device)].view(x.shape)
 
 
 def _equal(a: Any, b: Any) -> bool:
