@@ -363,7 +363,7 @@ class Context:
     def mistaken(self, i: int, other: int) -> str:
         """The kind of fault that it is to take another tensor: one that is the same but for its last digits, or not."""
         x, y = self.part.values[i], self.part.values[other]
-        if self.real(i) and bool(((y - x).abs() <= 2.0**-7 * x.abs()).all()):
+        if self.real(i) and everywhere(lambda x, y: (y - x).abs() <= 2.0**-7 * x.abs(), x, y):
             return "precision"
         return "swap" if {i, other} <= self.inputs else "stale"
 
@@ -536,7 +536,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
         for old, new in ((n, n - 1), (n - 1, n)) if real else ():
             yield "ddof", f"{name} is over {new}, not {old}", edit_results(ids, partial(operator.mul, old / new))
-    if x.dtype != torch.bool and not x.is_complex() and bool((x == x.round()).all()) and bool(x.isfinite().all()):
+    if x.dtype != torch.bool and not x.is_complex() and everywhere(lambda x: (x == x.round()) & x.isfinite(), x):
         for kind, what, change in in_bits(x):
             yield "precision" if last else kind, f"{name} is {what}", edit_results(ids, change)
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
@@ -1367,8 +1367,14 @@ def summed_over(node: Node, values: Mapping[int, Any]) -> tuple[int, list[int]]:
 
 def masks(*tensors: Tensor) -> bool:
     """Whether numbers are 1, or true, in some places and 0 in all others."""
-    x = torch.cat([x.flatten() for x in tensors])
-    return bool(((x == 0) | (x == 1)).all()) and bool(x.any()) and not bool(x.all())
+    are = all(everywhere(lambda x: (x == 0) | (x == 1), x) for x in tensors)
+    return are and any(bool(x.any()) for x in tensors) and not all(bool(x.all()) for x in tensors)
+
+
+def everywhere(holds: Callable[..., Tensor], *tensors: Tensor) -> bool:
+    """Whether something holds for all elements of tensors; a corner of large ones is looked at first."""
+    corners = (x[(slice(0, 16),) * x.ndim] for x in tensors)
+    return bool(holds(*corners).all()) and bool(holds(*tensors).all())
 
 
 def is_epsilon(op: str, c: float) -> bool:

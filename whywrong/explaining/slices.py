@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from whywrong.errors import collected
 from whywrong.explaining.part import Edit, Part
+from whywrong.process_state import float64_by_default
 from whywrong.recording.operations import UNCHECKED, name_of
 from whywrong.recording.program import Node, Ref, call, filled
 from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
@@ -55,12 +56,11 @@ class Slices:
         self._takes: dict[int, dict[int, Along | None]] = {}
         self._nodes: dict[int, Node] = {}
         self._known: dict[tuple[int, Along], Any] = {}
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
         for i in reversed(part.program.cone([part.target], ())):
             node, along, ways = part.nodes[i], self._along[i], None
             if along is not None and i not in part.given:
-                with _on(device):
-                    ways = self._apart(node, along, generator)
+                ways = self._apart(node, along, generator)
             if ways is None:
                 self._along[i] = along if i in part.given else None
             self._takes[i], self._nodes[i] = ways or (dict.fromkeys(node.parents), node)
@@ -77,29 +77,29 @@ class Slices:
         """The slices of a tensor of the step's shape."""
         return self._cut(x, self.dim)
 
+    @float64_by_default()
     def value(self, edits: Mapping[int, Edit]) -> Any:
         """The step's slices with `edits` in place; None where an edit takes slices of what another has changed."""
-        with _on(self._device):
-            value = self._edited(edits)
-        return value.cpu() if isinstance(value, Tensor) else value
-
-    def _edited(self, edits: Mapping[int, Edit]) -> Any:
         part = self._part
         whole, some = dict[int, Any](), dict[int, Any]()
         for i in (i for i in part.downstream(*edits) if i in self._along):
-            node, takes = part.nodes[i], self._takes[i]
+            node = part.nodes[i]
             if i in edits:
                 args = node.args if (given := edits[i].takes) is None else given
                 needs = {leaf.id for leaf in tree_leaves(args) if isinstance(leaf, Ref)}
                 needs |= {*node.parents} if i in needs else set()
                 if not needs.isdisjoint(some) or (i in needs and not whole.keys().isdisjoint(node.parents)):
                     return None
-                whole[i] = edits[i].run(*filled(args, {k: whole.get(k, self._values[k]) for k in needs}))
+                takes = filled(args, {k: whole.get(k, self._values[k]) for k in needs})
+                with _on(self._device):
+                    whole[i] = edits[i].run(*takes)
             elif self._along[i] is None:
-                whole[i] = _run(node, {p: whole.get(p, self._values[p]) for p in takes})
+                whole[i] = _run(node, {p: whole.get(p, self._values[p]) for p in node.parents}, self._device)
             else:
-                some[i] = _run(self._nodes[i], {p: self._taken(p, takes[p], whole, some) for p in takes})
-        return some[part.target] if part.target in some else self._cut(whole[part.target], self.dim)
+                taken = {p: self._taken(p, along, whole, some) for p, along in self._takes[i].items()}
+                some[i] = _run(self._nodes[i], taken, self._device)
+        value = some[part.target] if part.target in some else self._cut(whole[part.target], self.dim)
+        return value.cpu() if isinstance(value, Tensor) else value
 
     def _taken(self, p: int, along: Along | None, whole: Mapping[int, Any], some: Mapping[int, Any]) -> Any:
         """What an operation takes: slices, where it takes these alone."""
@@ -114,8 +114,8 @@ class Slices:
         return self._known[p, along]
 
     def _cut(self, x: Any, along: Along) -> Any:
-        at = torch.arange(along.outer, device="cpu")[:, None, None] * self._length + self._places[:, None]
-        at = (at * along.inner + torch.arange(along.inner, device="cpu")).flatten()
+        at = torch.arange(along.outer)[:, None, None] * self._length + self._places[:, None]
+        at = (at * along.inner + torch.arange(along.inner)).flatten()
         return tree_map_only(Tensor, lambda each: each.index_select(along.dim, at.to(each.device)), x)
 
     def _apart(
@@ -124,14 +124,14 @@ class Slices:
         """From which slices of its arguments an operation computes those of its result, and with which sizes."""
         full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), self._values[p]) for p in node.parents}
         with collected([], "an operation on other numbers", (RuntimeError, IndexError)):
-            wanted = self._cut(_run(node, full), along)
+            wanted = self._cut(_run(node, full, self._device), along)
             ways = itertools.product(*([*self._ways(self._values[p])] for p in node.parents))
             for way in itertools.islice(ways, MOST_WAYS):
                 taken = dict(zip(node.parents, way, strict=True))
                 for resized in self._resized(node):
                     with collected([], "an operation on slices", (RuntimeError, IndexError)):
                         cut = {p: self._cut(full[p], a) if a is not None else full[p] for p, a in taken.items()}
-                        if _equal(_run(resized, cut), wanted):
+                        if _equal(_run(resized, cut, self._device), wanted):
                             return taken, resized
         return None
 
@@ -210,16 +210,18 @@ def _work(part: Part, i: int) -> float:
     return size * (part.nodes[node.parents[-2:][0]].shape[-1] if node.op in ("mm", "bmm", "addmm", "baddbmm") else 1.0)
 
 
-def _run(node: Node, values: Mapping[int, Any]) -> Any:
-    return call(node, filled(node.args, values), {key: filled(item, values) for key, item in node.kwargs.items()})
+def _run(node: Node, values: Mapping[int, Any], device: torch.device) -> Any:
+    args, kwargs = filled(node.args, values), {key: filled(item, values) for key, item in node.kwargs.items()}
+    with _on(device) if node.op.startswith(LOOKUPS) else nullcontext():
+        return call(node, args, kwargs, device)
 
 
 def _other(x: Tensor, generator: torch.Generator) -> Tensor:
     """Other numbers of the same shape: positive real ones, truth values, or the same whole ones in other places."""
     if x.is_floating_point() or x.dtype == torch.bool:
-        random = torch.rand(x.shape, generator=generator, dtype=torch.float64, device="cpu").to(x.device)
+        random = torch.rand(x.shape, generator=generator, dtype=torch.float64, device=x.device)
         return random > 0.5 if x.dtype == torch.bool else (random + 0.5).to(x.dtype)
-    return x.flatten()[torch.randperm(x.numel(), generator=generator, device="cpu").to(x.device)].view(x.shape)
+    return x.flatten()[torch.randperm(x.numel(), generator=generator, device=x.device)].view(x.shape)
 
 
 def _equal(a: Any, b: Any) -> bool:
