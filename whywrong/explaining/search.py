@@ -443,11 +443,13 @@ class _Search:
     def _value(self, mutation: Mutation, values: Any = None, sample: bool = False) -> Tensor | None:
         """What a mutation gives, or the slices of it; None where it cannot be run, or gives another shape."""
         with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
-            if sample and self._slices is not None:
-                value = self._slices.value(mutation.edits)
-                return value if value is not None and value.shape == self._sample.observed.shape else None
-            value = self._part.value(mutation.edits, values)
-            return value if value.shape == self._observed.shape else None
+            slices, shape = self._slices, self._observed.shape
+            if slices is not None and values is None and (sample or self._device != self._reference.device):
+                value = slices.value(mutation.edits, all_slices=not sample)
+                shape = self._sample.observed.shape if sample else shape
+            else:
+                value = self._part.value(mutation.edits, values)
+            return value if value is not None and value.shape == shape else None
         return None
 
     def _fitting(self) -> list[tuple[_Candidate, float]]:
@@ -725,8 +727,8 @@ class _Search:
         """What a mutation leaves, in bits; as if nothing were comparable where it cannot be run, or the time is up."""
         residual, value = self._residual, None
         if not self._late(self._until):
-            value = self._value(mutation, sample=True)
-            residual = residual if value is None or self._slices is None else self._sample
+            value = self._value(mutation, sample=True) if self._slices is not None else None
+            residual = residual if value is None else self._sample
             value = value if value is not None else self._value(mutation)
         off = residual.distance(value) if value is not None else torch.full_like(residual.off, FARTHEST)
         return residual.cost(off)

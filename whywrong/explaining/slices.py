@@ -78,8 +78,9 @@ class Slices:
         return self._cut(x, self.dim)
 
     @float64_by_default()
-    def value(self, edits: Mapping[int, Edit]) -> Any:
-        """The step's slices with `edits` in place; None where an edit takes slices of what another has changed."""
+    def value(self, edits: Mapping[int, Edit], all_slices: bool = False) -> Any:
+        """The step's slices with `edits` in place, or all of it; None where an edit takes slices of what another has
+        changed."""
         part = self._part
         whole, some = dict[int, Any](), dict[int, Any]()
         for i in (i for i in part.downstream(*edits) if i in self._along):
@@ -88,17 +89,20 @@ class Slices:
                 args = node.args if (given := edits[i].takes) is None else given
                 needs = {leaf.id for leaf in tree_leaves(args) if isinstance(leaf, Ref)}
                 needs |= {*node.parents} if i in needs else set()
-                if not needs.isdisjoint(some) or (i in needs and not whole.keys().isdisjoint(node.parents)):
+                if not needs.isdisjoint(some):
                     return None
-                takes = filled(args, {k: whole.get(k, self._values[k]) for k in needs})
+                known = {k: whole.get(k, self._values[k]) for k in needs}
+                if i in needs and not whole.keys().isdisjoint(node.parents):
+                    known[i] = _run(node, known, self._device)
                 with _on(self._device):
-                    whole[i] = edits[i].run(*takes)
-            elif self._along[i] is None:
+                    whole[i] = edits[i].run(*filled(args, known))
+            elif all_slices or self._along[i] is None:
                 whole[i] = _run(node, {p: whole.get(p, self._values[p]) for p in node.parents}, self._device)
             else:
                 taken = {p: self._taken(p, along, whole, some) for p, along in self._takes[i].items()}
                 some[i] = _run(self._nodes[i], taken, self._device)
-        value = some[part.target] if part.target in some else self._cut(whole[part.target], self.dim)
+        value = some[part.target] if part.target in some else whole[part.target]
+        value = value if all_slices or part.target in some else self._cut(value, self.dim)
         return value.cpu() if isinstance(value, Tensor) else value
 
     def _taken(self, p: int, along: Along | None, whole: Mapping[int, Any], some: Mapping[int, Any]) -> Any:
@@ -116,7 +120,13 @@ class Slices:
     def _cut(self, x: Any, along: Along) -> Any:
         at = torch.arange(along.outer)[:, None, None] * self._length + self._places[:, None]
         at = (at * along.inner + torch.arange(along.inner)).flatten()
-        return tree_map_only(Tensor, lambda each: each.index_select(along.dim, at.to(each.device)), x)
+
+        def cut(x: Tensor) -> Tensor:
+            if x.ndim <= along.dim or x.shape[along.dim] != along.outer * self._length * along.inner:
+                raise IndexError("an edit that changes the shape has no slices")
+            return x.index_select(along.dim, at.to(x.device))
+
+        return tree_map_only(Tensor, cut, x)
 
     def _apart(
         self, node: Node, along: Along, generator: torch.Generator
