@@ -11,7 +11,7 @@ from numpy import generic, ndarray
 from torch import Tensor
 
 from whywrong.checking.alignment import renamed
-from whywrong.checking.findings import Finding, Localisation
+from whywrong.checking.findings import SHORT_TABLE, Finding, Localisation
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
 from whywrong.comparing.comparison import as_tensor
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, name_of
@@ -20,7 +20,7 @@ from whywrong.explaining.search import explain
 from whywrong.recording.golden import Golden
 from whywrong.recording.steps import OUTPUT, Trace, as_trace
 from whywrong.recording.watching import parts_of, tensors_of
-from whywrong.tables import printable, to_stderr
+from whywrong.tables import EVERY_ROW, printable, to_stderr
 from whywrong.torch_private import tree_map_only
 
 SECONDS = 5.0
@@ -159,8 +159,9 @@ def _message(report: Localisation, first: Finding) -> str:
     """The verdict; the precision that was assumed; own against inherited errors; the worst elements."""
     lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
     if first.own is not None:
-        lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
+        few = report.inherited if len(report.inherited) <= SHORT_TABLE else [f"{len(report.inherited)} steps"]
+        lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(few) or 'none'}"]
     lines += first.touched
     elements = report.detailed.findings[first.name].elements
     lines += [f"the worst elements of {first.name}:", str(elements.table())] if elements is not None else []
-    return printable("\n".join(lines))
+    return "\n".join([printable("\n".join(lines))] + [str(report.table())] * EVERY_ROW.get())
