@@ -202,10 +202,10 @@ class Localisation:
 
     def _shown(self, groups: list[list[Finding]]) -> set[int]:
         """The places of the rows of a long table that is not full."""
-        first = self.first
+        first, steps = self.first, self.findings.keys() - {*self.inputs}
         at = max(range(len(groups)), key=lambda k: max((f.name == first, _share(f)) for f in groups[k]))
         wrong = [k for k, some in enumerate(groups) if any(f.wrong and f.total is not None for f in some)]
-        made = [k for k, some in enumerate(groups) if some[0].name not in self.inputs]
+        made = [k for k, some in enumerate(groups) if some[0].name in steps]
         before, behind = [k for k in made if k < at], [k for k in made if k > at]
         return {at, *wrong, *before[-NEIGHBOURS:], *behind[:NEIGHBOURS]}
 
