@@ -1,5 +1,6 @@
 """Which rows the table of a localisation has: all of a short one, and of a long one those around what is wrong."""
 
+import copy
 import json
 import re
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from labkit.session.catalogue import ROOT
-from whywrong import Precision, Table, Trace, assert_close, golden, localise
+from whywrong import Precision, Table, Trace, assert_close, capture, golden, localise
 from whywrong.checking.findings import SHORT_TABLE
 from whywrong.reporting.command import main
 
@@ -52,7 +53,7 @@ def names(report, **how):
 def counted(table):
     """How many steps the last line says were left out, by their kinds; and how many it says there are."""
     counts, every = re.fullmatch(r"left out: (.*); table\(full=True\), .* show all (\d+) steps", table.note).groups()
-    return {kind: int(n) for n, kind in (each.split(" ", 1) for each in counts.split(", "))}, int(every)
+    return {kind: int(n) for kind, n in re.findall(r"(.+?) \((\d+)\)(?:, )?", counts)}, int(every)
 
 
 def test_a_long_table_has_the_first_wrong_step_its_neighbours_and_the_other_own_errors(recorded):
@@ -94,7 +95,9 @@ def test_what_is_shown_and_what_was_left_out_is_all(recorded, wrong, without, ex
     assert len(shown) + sum(left.values()) == every == len(names(report, full=True))
     assert len(shown) < every or not left
     assert left.get("not in the golden", 0) == extra
-    assert {*report.own} <= {*names(report)}
+    own = [name for name, f in report.findings.items() if f.wrong and f.total is not None]
+    assert {*own[:SHORT_TABLE]} <= {*names(report)}
+    assert left.get("wrong", 0) == max(0, len(own) - SHORT_TABLE)
     assert report.first is None or report.first in names(report)
 
 
@@ -126,6 +129,18 @@ def test_inputs_that_differ_are_shown(recorded):
     report = localise(observed() | {"weights.3": WEIGHTS[3] + 1.0}, recorded, precision=FLOAT32)
     assert names(report) == ["...", "weights.3", "...", "a", "b", "..."]
     assert counted(report.table())[0] == {"inputs": 9, "not checked": 24}
+
+
+def test_parameters_that_differ_are_counted_with_the_errors():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(10)))
+    port = copy.deepcopy(module)
+    for parameter in port.parameters():
+        parameter.data += 0.1
+    x = torch.randn(3, 5)
+    report = localise(capture(port, x), golden(module, x), precision=FLOAT32)
+    assert {*report.own} == {name for name, _ in module.named_parameters()}
+    assert counted(report.table()) == ({"inputs": 1, "wrong": 20 - SHORT_TABLE, "inherited only": 57, "ok": 2}, 82)
 
 
 def test_wrong_rows_are_in_colour_in_a_notebook(recorded):
@@ -230,7 +245,7 @@ def test_pytest_shows_the_short_table_and_all_of_it_when_asked_twice(tmp_path, v
     assert "2 failed" in done.stdout, done.stdout + done.stderr
     of_a_table, of_an_assertion = re.split("^_+ test_of_", done.stdout, flags=re.MULTILINE)[1:]
     every = verbosity == "-vv"
-    assert ("left out: 10 inputs, 8 ok, 12 inherited only" in of_a_table) != every
+    assert ("left out: inputs (10), ok (8), inherited only (12)" in of_a_table) != every
     assert "own errors: k, t; inherited only: 14 steps" in of_an_assertion
     for text in (of_a_table, of_an_assertion):
         rows = [re.findall(rf"^E +{re.escape(name)} .* ok$", text, re.MULTILINE) for name in INPUTS]

@@ -23,10 +23,10 @@ OTHER_PARAMETER, NOT_IN_GOLDEN = "not the golden's parameter", "not in the golde
 FEWEST_IN_A_LOOP = 4
 """Steps of one line from which a table has one row for them."""
 SHORT_TABLE = 12
-"""Rows up to which a table is shown whole."""
+"""Rows up to which a table is shown whole, and rows with errors of their own that a longer one has."""
 NEIGHBOURS = 2
 """Rows before and behind the first wrong one that a longer table shows."""
-NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
+WRONG, NOT_SEPARATED, NOT_CHECKED = "wrong", "not separated", "not checked"
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class Localisation:
 
         Unless it is `full`, steps that one line of a loop computes are one row, with the worst of them, and from which
         on they are wrong. Of more than 12 such rows it has the first wrong one, or the one nearest to its tolerance
-        where none is wrong; two before and two behind it, inputs apart; and all others with errors of their own. Its
-        last line counts the steps that were left out. In a terminal and in a notebook wrong rows are in colour.
+        where none is wrong; two before and two behind it, inputs apart; and the others with errors of their own, up to
+        the 12th. Its last line counts what was left out. In a terminal and in a notebook wrong rows are in colour.
         """
         columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
         first = self.first if self.ordered else None
@@ -195,8 +195,8 @@ class Localisation:
                 rows.append(_row(some[0], first) if len(some) == 1 else _loop(some, first))
             else:
                 rows += [("...", *[""] * 5)] * (not k or k - 1 in shown)
-                left.update("inputs" if f.name in self.inputs else re.split("[:;,]", f.words)[0] for f in some)
-        counts = ", ".join(f"{count} {kind}" for kind, count in left.items())
+                left.update("inputs" if f.name in self.inputs and not f.wrong else _kind(f) for f in some)
+        counts = ", ".join(f"{kind} ({count})" for kind, count in left.items())
         every = f"table(full=True), whywrong diff --full and pytest -vv show all {sum(map(len, groups))} steps"
         return Table(columns, rows, marked=marked, note=f"left out: {counts}; {every}" if left else "")
 
@@ -204,10 +204,10 @@ class Localisation:
         """The places of the rows of a long table that is not full."""
         first, steps = self.first, self.findings.keys() - {*self.inputs}
         at = max(range(len(groups)), key=lambda k: max((f.name == first, _share(f)) for f in groups[k]))
-        wrong = [k for k, some in enumerate(groups) if any(f.wrong and f.total is not None for f in some)]
+        wrong = [k for k, some in enumerate(groups) if any(_kind(f) == WRONG for f in some)]
         made = [k for k, some in enumerate(groups) if some[0].name in steps]
         before, behind = [k for k in made if k < at], [k for k in made if k > at]
-        return {at, *wrong, *before[-NEIGHBOURS:], *behind[:NEIGHBOURS]}
+        return {at, *wrong[:SHORT_TABLE], *before[-NEIGHBOURS:], *behind[:NEIGHBOURS]}
 
     @property
     def loops(self) -> dict[str, list[str]]:
@@ -252,8 +252,12 @@ def _several(some: list[Finding]) -> str:
 
 def _share(f: Finding) -> float:
     """The error of a step over its tolerance, its own where that is known."""
-    compared = f.own or f.total
-    return compared.bound_used if compared else 0.0
+    return (f.own or f.total).bound_used if f.total else 0.0
+
+
+def _kind(f: Finding) -> str:
+    """The finding in few words, without its details."""
+    return WRONG if f.wrong and f.total else re.split("[:;,]", f.words)[0]
 
 
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
