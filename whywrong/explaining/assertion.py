@@ -14,7 +14,7 @@ from whywrong.checking.alignment import renamed
 from whywrong.checking.findings import SHORT_TABLE, Finding, Localisation
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
 from whywrong.comparing.comparison import as_tensor
-from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, name_of
+from whywrong.comparing.precision import INTEGERS, UNIT_ROUNDOFF, Precision, name_of
 from whywrong.errors import UsageError
 from whywrong.explaining.search import explain
 from whywrong.recording.golden import Golden
@@ -143,10 +143,9 @@ def _dtypes(report: Localisation, steps: Any, golden: Any, names: Mapping[str, s
     trace = _renamed(steps, reference, names)
     for name in (name for name in trace.names if name in report.findings and name in reference):
         dtype, exact = trace.read(name).dtype, as_tensor(name, reference[name]).dtype
-        given = report.precision.of(name).storage if not report.guessed else None
-        wanted = (
-            given or (isinstance(golden, Golden) and exact.is_floating_point and golden.narrowest) or name_of(exact)
-        )
+        given, real = report.precision.of(name).storage, exact.is_floating_point
+        given = given if not report.guessed and (real or given in INTEGERS) else None
+        wanted = given or (isinstance(golden, Golden) and real and golden.narrowest) or name_of(exact)
         is_float = wanted in UNIT_ROUNDOFF
         narrower = UNIT_ROUNDOFF.get(name_of(dtype), 0.0) > UNIT_ROUNDOFF.get(wanted, 1.0) and wanted != "float64"
         if is_float != dtype.is_floating_point or (is_float and narrower):
