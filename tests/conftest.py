@@ -14,6 +14,7 @@ import torch
 from labkit.session.catalogue import ROOT
 from labkit.session.device import choose
 from labkit.session.record import WORDS, hash_of, made_by
+from whywrong.tables import EVERY_ROW
 
 DEVICE = choose("auto")  # before any kernel is imported
 
@@ -67,6 +68,14 @@ def memory_is_given_back():
     yield
     if DEVICE.is_cuda:
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def short_tables():
+    """A test of a table is the same under -vv."""
+    before = EVERY_ROW.set(False)
+    yield
+    EVERY_ROW.reset(before)
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any
@@ -17,6 +19,12 @@ LONG_TABLE = 24
 
 MANY_DIGITS = 1e6
 """From here on a number's size says nothing that "over a million" does not."""
+
+EVERY_ROW = ContextVar("EVERY_ROW", default=False)
+"""Whether a table of steps has all of them, as under `pytest -vv`."""
+
+MARKED = ' style="background:rgba(213,94,0,.25);font-weight:bold"'
+"""A wrong row in a notebook, light or dark."""
 
 NARROWEST = 16
 """Characters below which a column of text is not wrapped."""
@@ -60,12 +68,15 @@ def ranges(places: Iterable[int]) -> str:
 
 @dataclass(repr=False)
 class Table:
-    """Rows under named columns. `str()` gives aligned text, `wrap` the widest that a text column may grow."""
+    """Rows under named columns, and a note below. `str()` gives aligned text, `wrap` the widest that a text column may
+    grow. The rows at the places `marked` are in colour, in text only where standard output is a terminal."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]] = ()
     title: str = ""
     wrap: int = 72
+    note: str = ""
+    marked: Collection[int] = ()
 
     def __repr__(self) -> str:
         columns = [printable(column) for column in self.columns]
@@ -76,19 +87,23 @@ class Table:
             total = sum(widths) + 2 * len(widths) - 2
             if not sys.stdout.isatty() or total <= shutil.get_terminal_size().columns:
                 break
-        lines: list[Sequence[str]] = [columns, ["-" * width for width in widths]]
-        lines += [line for row in cells for line in zip_longest(*row, fillvalue="")]
-        padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join([printable(self.title)] * bool(self.title) + [line.rstrip() for line in padded])
+        lines: list[tuple[int, Sequence[str]]] = [(-1, columns), (-1, ["-" * width for width in widths])]
+        lines += [(k, line) for k, row in enumerate(cells) for line in zip_longest(*row, fillvalue="")]
+        padded = ((k, "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True))) for k, line in lines)
+        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        shown = [f"\x1b[1;31m{x.rstrip()}\x1b[0m" if coloured and k in self.marked else x.rstrip() for k, x in padded]
+        return "\n".join([*filter(None, [printable(self.title)]), *shown, *filter(None, [printable(self.note)])])
 
     def _repr_html_(self) -> str:
-        def row(values: Iterable[Any], tag: str = "td") -> str:
+        def row(values: Iterable[Any], tag: str = "td", place: int = -1) -> str:
             opened = f'<{tag} style="text-align:left;vertical-align:top">'
-            return "<tr>" + "".join(f"{opened}{html.escape(number(value))}</{tag}>" for value in values) + "</tr>"
+            cells = "".join(f"{opened}{html.escape(number(value))}</{tag}>" for value in values)
+            return f"<tr{MARKED * (place in self.marked)}>{cells}</tr>"
 
         title = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
-        body = "".join(map(row, self.rows))
+        body = "".join(row(values, place=k) for k, values in enumerate(self.rows))
         table = f"<table>{title}<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+        table += f"<p>{html.escape(self.note)}</p>" * bool(self.note)
         summary = f"<summary>{len(self.rows)} rows{': ' * bool(self.title)}{html.escape(self.title)}</summary>"
         return f"<details>{summary}{table}</details>" if len(self.rows) > LONG_TABLE else table
 

@@ -184,6 +184,15 @@ def test_results_of_a_recorded_golden_are_all_there_and_no_others(golden, tmp_pa
     whywrong.assert_close({"output": steps()["output"]}, golden)  # intermediate steps may be missing
 
 
+def test_whole_numbers_stay_so_where_a_storage_of_real_ones_is_declared():
+    table, ids, mask = torch.randn(9, 4), torch.arange(5), torch.arange(5) > 2
+    recorded = whywrong.golden(lambda ids, mask: table[ids] * mask[:, None], ids=ids, mask=mask)
+    port = {"ids": ids, "mask": mask, "output": table[ids] * mask[:, None]}
+    precision = whywrong.Precision("float32")
+    whywrong.assert_close(port, recorded, precision=precision)
+    assert "mask: expected bool, got float32" in message(port | {"mask": mask.float()}, recorded, precision=precision)
+
+
 def test_a_narrower_dtype_or_another_kind_of_number_fails_unless_it_is_declared(golden, tmp_path):
     whole, exact = torch.arange(4), Q.half().float()
     again = whywrong.Golden.load(golden.save(tmp_path / "golden.safetensors"))

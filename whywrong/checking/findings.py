@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Any
@@ -14,14 +15,18 @@ from whywrong.comparing.elements import Elements
 from whywrong.comparing.precision import Precision
 from whywrong.comparing.structure import Structure
 from whywrong.recording.watching import GRADIENT
-from whywrong.tables import Table, digits, number, printable, runs
+from whywrong.tables import EVERY_ROW, Table, digits, number, printable, runs
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
-OTHER_PARAMETER = "not the golden's parameter"
+OTHER_PARAMETER, NOT_IN_GOLDEN = "not the golden's parameter", "not in the golden"
 FEWEST_IN_A_LOOP = 4
 """Steps of one line from which a table has one row for them."""
-NOT_SEPARATED, NOT_CHECKED = "not separated", "not checked"
+SHORT_TABLE = 12
+"""Rows up to which a table is shown whole, and rows with errors of their own that a longer one has."""
+NEIGHBOURS = 2
+"""Rows before and behind the first wrong one that a longer table shows."""
+WRONG, NOT_SEPARATED, NOT_CHECKED = "wrong", "not separated", "not checked"
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ class Localisation:
     """What a reader has to know of how names, precision and order were taken, a sentence each."""
     ordered: bool = True
     """Whether the order of the steps is known."""
+    inputs: Collection[str] = field(default=(), repr=False)
+    """The steps that were given to the reference, where that was recorded."""
     lines: dict[str, str] = field(default_factory=dict, repr=False)
     """The line of the reference that computes each step, where that was recorded."""
     again: Callable[[], Localisation] | None = field(default=None, repr=False, compare=False)
@@ -167,16 +174,40 @@ class Localisation:
         else:
             explorer.display(shown)
 
-    def table(self) -> Table:
+    def table(self, full: bool = False) -> Table:
         """A row for each step: largest difference, own error over tolerance, structure, inherited error, finding.
 
-        Steps that one line of a loop computes are one row, with the worst of them, and from which on they are wrong.
+        Unless it is `full`, steps that one line of a loop computes are one row, with the worst of them, and from which
+        on they are wrong. Of more than 12 such rows it has the first wrong one, or the one nearest to its tolerance
+        where none is wrong; two before and two behind it, inputs apart; and the others with errors of their own, up to
+        the 12th. Its last line counts what was left out. In a terminal and in a notebook wrong rows are in colour.
         """
         columns = ("step", "largest |o - g|", "own / tolerance", "structure", "inherited (rms)", "finding")
         first = self.first if self.ordered else None
-        rows = [_row(some[0], first) if len(some) == 1 else _loop(some, first) for some in self._repeated()]
-        rows += [(name, "", "", "", "", "not in the golden") for name in self.unexpected]
-        return Table(columns, rows)
+        full = full or EVERY_ROW.get()
+        groups = [[f] for f in self.findings.values()] if full else self._repeated()
+        groups += [[Finding(name, None, words=NOT_IN_GOLDEN)] for name in self.unexpected]
+        shown = range(len(groups)) if full or len(groups) <= SHORT_TABLE else self._shown(groups)
+        rows, marked, left = list[tuple[str, ...]](), list[int](), Counter[str]()
+        for k, some in enumerate(groups):
+            if k in shown:
+                marked += [len(rows)] * any(f.wrong for f in some)
+                rows.append(_row(some[0], first) if len(some) == 1 else _loop(some, first))
+            else:
+                rows += [("...", *[""] * 5)] * (not k or k - 1 in shown)
+                left.update("inputs" if f.name in self.inputs and not f.wrong else _kind(f) for f in some)
+        counts = ", ".join(f"{kind} ({count})" for kind, count in left.items())
+        every = f"table(full=True), whywrong diff --full and pytest -vv show all {sum(map(len, groups))} steps"
+        return Table(columns, rows, marked=marked, note=f"left out: {counts}; {every}" if left else "")
+
+    def _shown(self, groups: list[list[Finding]]) -> set[int]:
+        """The places of the rows of a long table that is not full."""
+        first, steps = self.first, self.findings.keys() - {*self.inputs}
+        at = max(range(len(groups)), key=lambda k: max((f.name == first, _share(f)) for f in groups[k]))
+        wrong = [k for k, some in enumerate(groups) if any(_kind(f) == WRONG for f in some)]
+        made = [k for k, some in enumerate(groups) if some[0].name in steps]
+        before, behind = [k for k in made if k < at], [k for k in made if k > at]
+        return {at, *wrong[:SHORT_TABLE], *before[-NEIGHBOURS:], *behind[:NEIGHBOURS]}
 
     @property
     def loops(self) -> dict[str, list[str]]:
@@ -211,7 +242,7 @@ class Localisation:
         return self.table()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
     def __repr__(self) -> str:
-        return printable("\n".join([str(self.table()), self.assumed, *self.notes, self.verdict]))
+        return "\n".join([str(self.table()), *map(printable, (self.assumed, *self.notes, self.verdict))])
 
 
 def _several(some: list[Finding]) -> str:
@@ -219,12 +250,22 @@ def _several(some: list[Finding]) -> str:
     return f"{some[0].name} ... {some[-1].name}"
 
 
+def _share(f: Finding) -> float:
+    """The error of a step over its tolerance, its own where that is known."""
+    return (f.own or f.total).bound_used if f.total else 0.0
+
+
+def _kind(f: Finding) -> str:
+    """The finding in few words, without its details."""
+    return WRONG if f.wrong and f.total else re.split("[:;,]", f.words)[0]
+
+
 def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     words = f.words + (f" ({f.reading})" if f.reading else "") + ("  <- first" if f.name == first else "")
     words = "; ".join((words, *f.touched))
     if f.total is None:
         return (f.name, "", "", "", "", words)
-    share = digits(f.own.bound_used, 3) if f.own is not None else f"{digits(f.total.bound_used, 3)} (whole)"
+    share = digits(_share(f), 3) + (" (whole)" if f.own is None else "")
     structure = "" if f.structure is None else number(f.structure.worst.share)
     nans = f.total.observed_nan - f.total.golden_nan
     largest = f"{nans} NaN" if nans > 0 else number(f.total.max_abs)
@@ -244,7 +285,7 @@ def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
     wrong = [n for n, f in zip(numbers, some, strict=True) if f.diverges]
     shown = next((f for f in some if f.name == first or f.wrong), next((f for f in some if f.diverges), some[-1]))
     rows = [_row(f, first) for f in some]
-    worst = max(some, key=lambda f: (f.diverges, f.own.bound_used if f.own else 0.0))
+    worst = max(some, key=lambda f: (f.diverges, _share(f)))
     until = (
         " on"
         if numbers[-len(wrong) :] == wrong

@@ -85,7 +85,7 @@ def localise(
     with few_threads(largest):
         if isinstance(golden, Golden):  # on a CPU an operation on few elements takes less than a launch on a GPU
             golden = golden.to("cpu") if largest < SMALL else golden
-            result.notes = list(golden.notes)
+            result.notes, result.inputs = list(golden.notes), {*golden.inputs}
             result.lines = {name: golden.program.nodes[i].site for name, i in golden.steps.items()}
             result.findings = Rerun(golden, steps, rules, declared is None, chance, progress, elements).check()
         else:

@@ -11,16 +11,16 @@ from numpy import generic, ndarray
 from torch import Tensor
 
 from whywrong.checking.alignment import renamed
-from whywrong.checking.findings import Finding, Localisation
+from whywrong.checking.findings import SHORT_TABLE, Finding, Localisation
 from whywrong.checking.localise import TRACE_FALSE_POSITIVES, localise
 from whywrong.comparing.comparison import as_tensor
-from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, name_of
+from whywrong.comparing.precision import INTEGERS, UNIT_ROUNDOFF, Precision, name_of
 from whywrong.errors import UsageError
 from whywrong.explaining.search import explain
 from whywrong.recording.golden import Golden
 from whywrong.recording.steps import OUTPUT, Trace, as_trace
 from whywrong.recording.watching import parts_of, tensors_of
-from whywrong.tables import printable, to_stderr
+from whywrong.tables import EVERY_ROW, printable, to_stderr
 from whywrong.torch_private import tree_map_only
 
 SECONDS = 5.0
@@ -143,10 +143,9 @@ def _dtypes(report: Localisation, steps: Any, golden: Any, names: Mapping[str, s
     trace = _renamed(steps, reference, names)
     for name in (name for name in trace.names if name in report.findings and name in reference):
         dtype, exact = trace.read(name).dtype, as_tensor(name, reference[name]).dtype
-        given = report.precision.of(name).storage if not report.guessed else None
-        wanted = (
-            given or (isinstance(golden, Golden) and exact.is_floating_point and golden.narrowest) or name_of(exact)
-        )
+        given, real = report.precision.of(name).storage, exact.is_floating_point
+        given = given if not report.guessed and (real or given in INTEGERS) else None
+        wanted = given or (isinstance(golden, Golden) and real and golden.narrowest) or name_of(exact)
         is_float = wanted in UNIT_ROUNDOFF
         narrower = UNIT_ROUNDOFF.get(name_of(dtype), 0.0) > UNIT_ROUNDOFF.get(wanted, 1.0) and wanted != "float64"
         if is_float != dtype.is_floating_point or (is_float and narrower):
@@ -159,8 +158,9 @@ def _message(report: Localisation, first: Finding) -> str:
     """The verdict; the precision that was assumed; own against inherited errors; the worst elements."""
     lines = [f"{report.verdict} ({first.words})", report.assumed, *report.notes]
     if first.own is not None:
-        lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(report.inherited) or 'none'}"]
+        few = report.inherited if len(report.inherited) <= SHORT_TABLE else [f"{len(report.inherited)} steps"]
+        lines += [f"own errors: {', '.join(report.own)}; inherited only: {', '.join(few) or 'none'}"]
     lines += first.touched
     elements = report.detailed.findings[first.name].elements
     lines += [f"the worst elements of {first.name}:", str(elements.table())] if elements is not None else []
-    return printable("\n".join(lines))
+    return "\n".join([printable("\n".join(lines))] + [str(report.table())] * EVERY_ROW.get())

@@ -57,6 +57,7 @@ def _diff_parser(commands: Any) -> None:
     option("--explain", action="store_true", help="find the mutation of the recorded golden that gives these numbers")
     option("--step", metavar="NAME", help="explain this wrong step, not the first")
     option("--seconds", type=positive, metavar="S", help="about how many seconds --explain may take (20)")
+    option("--full", action="store_true", help="print a row for every step, not only those around what is wrong")
     option("--json", action="store_true", help="print JSON")
     option("--plot", type=Path, metavar="DIR", help="write pictures of the error there")
     option("--html", type=Path, metavar="PAGE", help="write all results as one page, for a pull request or a colleague")
@@ -132,7 +133,8 @@ def _diff(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(result.as_json() | ({"explain": why.as_json()} if why else {}), indent=1, allow_nan=False))
     else:
-        show("\n".join(map(str, [result, *(["", why] if why else [])])))
+        result.full = options.full
+        print("\n".join(map(str, [result, *(["", why] if why else [])])), flush=True)  # both printable, with colours
     if options.plot:
         from whywrong.reporting.pictures import pictures
 

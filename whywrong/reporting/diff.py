@@ -41,6 +41,8 @@ class Report:
     """For each step that is not bit-identical in all runs, its results."""
     texts: dict[str, str]
     """Free text of the files, which is shown and not used."""
+    full: bool = False
+    """Whether its text has a row for every step."""
 
     @property
     def alarm(self) -> bool:
@@ -104,13 +106,13 @@ class Report:
 
     def __str__(self) -> str:
         shown = self.shown
-        lines = [str(shown.table()), shown.assumed, *shown.notes]
+        lines = [shown.assumed, *shown.notes]
         lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
         lines += [] if any(f.separated for f in shown.findings.values()) else [NOT_SEPARATED_NOTE]
         if len(self.runs) > 1:
             runs = f"shown: {self.short(self.run)}, of {len(self.runs)} runs"
             lines += [runs, str(self.run_to_run) if self.repeats else ALL_EQUAL]
-        return printable("\n\n".join([*lines, shown.verdict]))
+        return "\n\n".join([str(shown.table(self.full)), *map(printable, [*lines, shown.verdict])])
 
 
 def report(

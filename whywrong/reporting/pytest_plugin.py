@@ -1,4 +1,4 @@
-"""For pytest, which loads it by itself: a fuzzed test that fails shows the failure, and a test of it alone."""
+"""For pytest, which loads it by itself: what a fuzzed test that fails shows, and all rows of a table under -vv."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 import pytest
 
 from whywrong.reporting.fuzzed import FuzzedError
+from whywrong.tables import EVERY_ROW
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: Any) -> Generator[None, Any, Any]:
+    """Under -vv tables of steps have all of them."""
+    before = EVERY_ROW.set(item.config.getoption("verbose") > 1)
+    try:
+        return (yield)
+    finally:
+        EVERY_ROW.reset(before)
 
 
 @pytest.hookimpl(wrapper=True)
