@@ -140,7 +140,7 @@ def _diff(options: argparse.Namespace) -> int:
     if options.html:
         from whywrong.reporting.page import page
 
-        progress(f"page: {page(result, options.html, why or '')}")
+        progress(f"page: {page(result, options.html, why)}")
     if options.explain and result.alarm and why is None:
         record = "whywrong.golden(reference, *inputs).save(FILE) writes one"
         progress(f"--explain: {options.golden} has steps alone; expected a recorded golden: {record}")
