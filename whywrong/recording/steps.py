@@ -54,6 +54,9 @@ class Trace:
         for name, value in (steps or {}).items():
             self.add(name, value)
 
+    def __repr__(self) -> str:
+        return f"trace: {len(self.names)} steps: {', '.join(self.names[:6])}{', ...' * (len(self.names) > 6)}"
+
     def add(self, name: str, value: Any, bound: Bound | None = None) -> Any:
         """Append a step and return its value. Raises ValueError for a name that is already there."""
         if name in self:
