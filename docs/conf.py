@@ -36,6 +36,7 @@ nitpick_ignore_regex = [  # what is not public: types of Python and torch, and t
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_static_path, html_css_files = ["_static"], ["site.css"]
 
 
 def escape_bars(app, what, name, value, options, lines):

@@ -32,7 +32,9 @@ class Source:
 
         lexer = PythonLexer(stripnl=False) if self.path.suffix == ".py" else CudaLexer(stripnl=False)
         marked = [n - self.first + 1 for n in self.marked]
-        style = HtmlFormatter(noclasses=True, linenos="inline", linenostart=self.first, hl_lines=marked)
+        style = HtmlFormatter(
+            noclasses=True, linenos="inline", linenostart=self.first, hl_lines=marked, prestyles="color: #222"
+        )
         return f"<p><code>{self._place}</code></p>" + highlight("\n".join(self.lines), lexer, style)
 
     @property

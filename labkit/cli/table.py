@@ -28,7 +28,7 @@ def runs(name: str, out: Path) -> pandas.DataFrame:
     book = notebook(name)
     rows = [_row(book, path.parent) for path in sorted((out / name).glob("*/.lock"))]
     if not rows:
-        raise UsageError(f"NAME: {out / name} holds no runs; expected those of labkit run or labkit sweep {name}")
+        raise UsageError(f"NAME: {out / name} holds no runs; expected those of labkit run or sweep, or --runs DIR")
     frame = pandas.json_normalize(rows)
     frame = frame.sort_values([f"parameters.{parameter}" for parameter in book.parameters], kind="stable")
     for column in frame.columns[frame.dtypes == "object"]:

@@ -58,6 +58,15 @@ def test_a_page_opens_at_the_first_divergence_and_runs_nothing_of_a_file(tab, wr
     assert HOSTILE in tab.inner_text(".steps")
 
 
+def test_a_page_fits_a_phone_and_follows_a_dark_scheme(chromium, written):
+    for scheme, background in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(22, 24, 27)")):
+        page = chromium.new_page(viewport={"width": 420, "height": 900}, color_scheme=scheme)
+        page.goto(written)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
+        page.close()
+
+
 def test_pictures_show_the_chosen_step_and_slice(tab, written):
     tab.goto(written)
     shown = tab.locator("section:visible")

@@ -33,6 +33,7 @@ def test_outputs_and_gradients_are_named_as_the_module_tree_names_them():
     gradients = [name for name in trace.names if name.startswith("grad:")]
     assert gradients == ["grad:input.0", "grad:0.weight", "grad:0.bias", "grad:2.weight", "grad:2.bias"]
     assert trace.about["observer"] == "none"
+    assert trace.texts == {}, "which no report repeats"
 
 
 def test_a_gradient_is_autograds(rng):

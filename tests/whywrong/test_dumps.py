@@ -34,6 +34,10 @@ def test_metadata_that_are_no_strings_are_refused_and_nothing_is_written(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_trace_shows_how_many_steps_it_has_and_the_first():
+    assert repr(Trace({f"s{k}": torch.ones(1) for k in range(9)})) == "trace: 9 steps: s0, s1, s2, s3, s4, s5, ..."
+
+
 def test_a_step_is_added_once():
     trace = Trace({"x": torch.ones(1)})
     with pytest.raises(ValueError, match="step 'x' is already there"):

@@ -240,15 +240,16 @@ def test_no_reference_makes_a_tensor_too_long_on_its_way():
     assert 16 < max(lengths) <= 32, "their square is 4 times 256 at most"
 
 
-def test_a_case_that_the_reference_fails_on_is_discarded():
+@pytest.mark.parametrize(("says", "hint"), [("odd", "sizes that fit"), ("index 3 is out of bounds", "indices below")])
+def test_a_case_that_the_reference_fails_on_is_discarded(says, hint):
     def reference(x):
         if len(x) % 2:
-            raise RuntimeError("odd")
+            raise RuntimeError(says)
         return x + 1
 
     found = whywrong.fuzz(lambda x: x + 1, reference, torch.randn(4), most=1 << 10)
     assert (found.failure, found.discarded > 0, found.examples > 0) == (None, True, True)
-    assert f"discarded {found.discarded} times: RuntimeError: odd (missing, perhaps: sizes that fit" in repr(found)
+    assert f"discarded {found.discarded} times: RuntimeError: {says} (missing, perhaps: {hint}" in repr(found)
 
 
 def test_no_case_begins_after_the_seconds_given():

@@ -135,5 +135,6 @@ def test_pytest_shows_the_failure_and_a_test_of_it_and_imports_torch_for_fuzzed_
     assert "test_hardly: no failure found, but it was hardly searched" in shown
     assert "- a test of this failure -" in shown
     assert "from test_tests import test_wrong as kernel" in shown
+    assert "def test_wrong():" in shown
     assert "Traceback" not in shown
     assert "fuzz.py:" not in shown

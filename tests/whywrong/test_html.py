@@ -188,5 +188,23 @@ def test_the_cause_that_explain_reports_is_on_the_page(tmp_path, capsys):
     text = files[2].read_text()
     assert cause in text
     assert text.index("</h1>") < text.index(cause) < text.index("<h2>Steps")
+    assert "<td " in text[text.index(cause) : text.index("<h2>Steps")], "a table, not its text"
+    assert '<p class="note">o.safetensors against g.safetensors, 20' in text
     assert main(["diff", *map(str, files[:2]), "--html", str(files[2])]) == 1
-    assert "<pre>" not in files[2].read_text()
+    assert "why output" not in files[2].read_text()
+
+
+def test_a_loop_is_as_wrong_as_its_first_wrong_step_and_leads_there(page):
+    def reference(x):
+        for k in range(4):
+            x = step(f"x{k}", x.exp() - 1.0)
+        return step("y", x + 1.0)
+
+    x = torch.linspace(0.1, 0.2, 30)
+    steps = {"x": x, "x0": x.exp() - 1.0, "x1": x.exp().exp()}
+    for k in (2, 3):
+        steps[f"x{k}"] = steps[f"x{k - 1}"].exp() - 1.0
+    text, _ = page(golden(reference, x=x), steps | {"y": steps["x3"] + 1.0})
+    rows = re.findall(r'<tr data-step="([\d ]+)"><td><span class="(\w+)">.*?<a href="#step-(\d)">(.*?)</a>', text)
+    assert rows == [("0", "ok", "0", "x"), ("1 2 3 4", "wrong", "2", "x0 ... x3"), ("5", "inherits", "5", "y")]
+    assert re.findall(r'href="#step-(\d)">(x\d)<', sections(text)[2]) == [(str(k + 1), f"x{k}") for k in range(4)]

@@ -39,13 +39,19 @@ def test_every_way_to_say_it_gives_the_same():
         (lambda: Precision(steps={"x": {"steps": {}}}), r"expected storage.*got steps\['x'\]="),
         (lambda: from_words("eager=true,eager=false"), r"expected each field once, got eager twice"),
         (lambda: from_fields({"compute": "bf16"}), r"expected the fields storage, products, .*, got 'compute'"),
-        (lambda: from_words("bfloat16"), r"expected name=value of .*got 'bfloat16'"),
+        (lambda: from_words("bf17"), r"expected one of float64, .*got storage='bf17'"),
+        (lambda: from_words("eager=true,bf16"), r"expected name=value of .*got 'bf16'"),
     ],
 )
 def test_what_is_no_precision_is_one_line(make, message):
     with pytest.raises(UsageError, match=message) as raised:
         make()
     assert "\n" not in str(raised.value)
+
+
+def test_a_type_alone_is_that_of_storage_as_in_python():
+    assert from_words("bf16") == Precision("bf16")
+    assert from_words("bf16,products=tf32") == Precision("bf16", products="tf32")
 
 
 @pytest.mark.parametrize("name", [n for n in UNIT_ROUNDOFF if hasattr(torch, n)])

@@ -122,10 +122,12 @@ def from_fields(declared: Mapping[str, Any]) -> Precision:
 
 
 def from_words(text: str) -> Precision:
-    """The precision of a command line, ``storage=bfloat16,products=tf32``. Raises UsageError for anything else."""
+    """The precision of a command line, ``storage=bfloat16,products=tf32``, or ``bf16,products=tf32`` as in Python.
+
+    Raises UsageError for anything else."""
     declared: dict[str, Any] = {}
-    for item in text.split(","):
-        name, sign, value = item.partition("=")
+    for k, item in enumerate(text.split(",")):
+        name, sign, value = item.partition("=") if k or "=" in item else ("storage", "=", item)
         if not sign or name.strip() == "steps":
             raise UsageError(f"--precision: expected name=value of {', '.join(PRECISION_FIELDS[:-1])}, got {item!r}")
         if name.strip() in declared:

@@ -67,6 +67,7 @@ less, but 5 s in any case. Time that they wait for a core is not counted."""
 
 HINTS = {
     "IndexError": "indices below a size: forms={NAME: 'below SIZE'}",
+    "RuntimeError: index ": "indices below a size: forms={NAME: 'below SIZE'}",
     "RuntimeError": "sizes that fit, or a multiple: sizes={NAME: ('n', ('m', 4))}",
     "ValueError": "where=, of which it says no",
 }
@@ -231,7 +232,7 @@ class FuzzReport:
         imports = [imported("kernel", self.kernel), imported("reference", self.reference)]
         made = {name: self.made.get(name) or literal(x) for name, x in self.failure.inputs.items()}
         made |= {name: f"{made[name]}.numpy()" for name in self.arrays}
-        test = "test_" + re.sub(r"\W+", "_", function_name(self.kernel)).strip("_") + "()"
+        test = "test_" + re.sub(r"\W+", "_", function_name(self.kernel)).strip("_").removeprefix("test_") + "()"
         title = f'"""{function_name(self.kernel)}: {first_line(self.failure.words)}"""'
         lines = [title, "", "import os", "import sys", "from math import inf, nan", "", "import torch", ""]
         lines += ["from whywrong import Precision", "from whywrong.fuzzing.fuzz import check, sample"]

@@ -113,7 +113,7 @@ class Golden:
         return replace(self, steps=self.steps | {name: self.operations[name] for name in names})
 
     def stacked(self, names: list[str], step: str) -> Golden:
-        """The same golden with one `step` in place of several of one shape and dtype, [len(names), *shape]."""
+        """The same golden with one `step` in place of several of one shape and dtype, along a new first dimension."""
         program = replace(self.program, nodes=[*self.program.nodes])
         numbers = [self.steps[name] for name in names]
         first = program.nodes[numbers[0]]

@@ -54,6 +54,9 @@ class Trace:
         for name, value in (steps or {}).items():
             self.add(name, value)
 
+    def __repr__(self) -> str:
+        return f"trace: {len(self.names)} steps: {', '.join(self.names[:6])}{', ...' * (len(self.names) > 6)}"
+
     def add(self, name: str, value: Any, bound: Bound | None = None) -> Any:
         """Append a step and return its value. Raises ValueError for a name that is already there."""
         if name in self:
@@ -90,11 +93,12 @@ class Trace:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Free text of the file."""
+        """Free text of the file, but not that the observer changed nothing."""
         steps = self.about.get("steps", {})
         others = sorted({str(key) for about in steps.values() for key in about if key not in ABOUT_STEP})
         texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
-        return texts | {key: str(value) for key, value in self.about.items() if key not in ABOUT}
+        said = {key: str(value) for key, value in self.about.items() if key not in ABOUT}
+        return texts | {key: text for key, text in said.items() if (key, text) != ("observer", "none")}
 
     def step_metadata(self, name: str) -> Mapping[str, Any]:
         """What the metadata says of one step, by :data:`ABOUT_STEP`; empty where it says nothing."""

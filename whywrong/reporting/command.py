@@ -47,7 +47,7 @@ def _diff_parser(commands: Any) -> None:
     steps = "steps: safetensors, .npy, .npz, .pt, a folder, or a dump of another tool (docs/dumps.md)"
     option("golden", type=Path, metavar="GOLDEN", help=f"a recorded golden; or {steps}")
     option("observed", type=Path, nargs="+", metavar="OBSERVED", help=f"{steps}; several are runs of one program")
-    declared = "precision of OBSERVED: storage, products, accumulate, eager, flush (else what the files declare)"
+    declared = "precision of OBSERVED: bf16, or storage=bf16,products=tf32 ... (else what the files declare)"
     option("--precision", metavar="name=value,...", help=declared)
     option("--names", type=Path, metavar="FILE", help="JSON or YAML: golden names mapped to observed ones")
     propose = "propose which step is which where names differ, write it there as YAML, and check nothing"
@@ -142,7 +142,7 @@ def _diff(options: argparse.Namespace) -> int:
     if options.html:
         from whywrong.reporting.page import page
 
-        progress(f"page: {page(result, options.html, why or '')}")
+        progress(f"page: {page(result, options.html, why)}")
     if options.explain and result.alarm and why is None:
         record = "whywrong.golden(reference, *inputs).save(FILE) writes one"
         progress(f"--explain: {options.golden} has steps alone; expected a recorded golden: {record}")

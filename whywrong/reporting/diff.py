@@ -41,6 +41,8 @@ class Report:
     """For each step that is not bit-identical in all runs, its results."""
     texts: dict[str, str]
     """Free text of the files, which is shown and not used."""
+    golden: str = ""
+    """The golden's file name."""
     full: bool = False
     """Whether its text has a row for every step."""
 
@@ -147,7 +149,7 @@ def report(
         keep = elements and len(dumps) == 1
         runs[path] = localise(dump, reference, precision=declared, progress=progress, elements=keep)
     texts = {key: text for trace in (*dumps.values(), reference) for key, text in getattr(trace, "texts", {}).items()}
-    return Report(runs, dict(_repeats(list(dumps.values()), next(iter(runs.values())).findings)), texts)
+    return Report(runs, dict(_repeats(list(dumps.values()), next(iter(runs.values())).findings)), texts, golden.name)
 
 
 def _repeats(dumps: Sequence[Trace], names: Iterable[str]) -> Iterator[tuple[str, Repeated]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from whywrong.comparing.elements import BINS_WITHIN_TOLERANCE, HISTOGRAM_BINS, PICTURE_CELLS, Elements
 from whywrong.drawing.plots import SHARES
+from whywrong.explaining.explanation import Explanation
 from whywrong.files import write_text, writing
 from whywrong.reporting.diff import ALL_EQUAL, NOT_SEPARATED_NOTE, Report
 from whywrong.tables import printable
@@ -24,10 +26,10 @@ MOST_CELLS = 3 << 17
 PAGES = Path(__file__).parent / "pages"
 
 
-def page(report: Report, path: Path, why: object = "") -> Path:
+def page(report: Report, path: Path, why: Explanation | None = None) -> Path:
     """Write the page. Its pictures show :attr:`Report.run`; large steps are reduced, the worst element of a cell kept.
 
-    `why` is the cause, such as :func:`whywrong.explain` gives, and is shown as text below the verdict.
+    `why` is what :func:`whywrong.explain` gives, and is shown below the verdict.
     Raises UsageError for a file that cannot be written.
     """
     shown = report.shown.detailed
@@ -47,7 +49,8 @@ def page(report: Report, path: Path, why: object = "") -> Path:
     lines = [*shown.notes, *([] if any(f.separated for f in shown.findings.values()) else [NOT_SEPARATED_NOTE])]
     data = {k: _picture(elements, cells[k]) for k, elements in pictures.items()}
     values = {"report": report, "shown": shown, "lines": lines, "pictures": pictures, "data": data}
-    values["why"] = str(why)
+    values |= {"why": why._repr_html_() if why else "", "date": date.today()}
+    values["places"] = {name: k for k, name in enumerate(shown.findings)}
     with writing(path, "--html"):
         write_text(path, environment.get_template("diff.html").render(values))
     return path

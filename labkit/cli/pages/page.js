@@ -38,7 +38,8 @@ if (search) {
         || !choices.every((choice) => !choice.value || values(item, choice.name).includes(choice.value));
       runs += item.hidden ? 0 : Number(item.dataset.runs);
     }
-    shown.textContent = runs === Number(shown.dataset.all) ? `${runs} runs` : `${runs} of ${shown.dataset.all} runs`;
+    const all = `${shown.dataset.all} run${shown.dataset.all === "1" ? "" : "s"}`;
+    shown.textContent = runs === Number(shown.dataset.all) ? all : `${runs} of ${all}`;
   };
   search.form.oninput = filter;
   search.form.onsubmit = () => false;
