@@ -175,8 +175,8 @@ def sampled(part: Part, wrong: Tensor, device: torch.device) -> Slices | None:
         if length >= 4 * SLICES:
             at = wrong.movedim(dim, 0).flatten(1).any(1)
             both = ((at.nonzero(), 3 * SLICES // 4), ((~at).nonzero(), SLICES // 4))
-            some = [each[:: math.ceil(len(each) / n)][:n] for each, n in both if len(each)]
-            found.append(Slices(part, dim, torch.cat(some).flatten().sort().values, values, device))
+            some = [each[torch.linspace(0, len(each) - 1, n).long()] for each, n in both if len(each)]
+            found.append(Slices(part, dim, torch.cat(some).flatten().unique(), values, device))
     best = min(found, key=lambda each: each.work, default=None)
     return best if best is not None and best.work < _whole(part) / 2.0 else None
 

@@ -1,0 +1,110 @@
+"""Slices of a large step, on which mutations are tried first: those of the whole, found by running operations."""
+
+import pytest
+import torch
+from torch.nn.functional import gelu, layer_norm, rms_norm, scaled_dot_product_attention
+
+import whywrong
+from whywrong.explaining import slices
+from whywrong.explaining.mutations import Context, mutations
+from whywrong.explaining.part import Part
+
+CPU = torch.device("cpu")
+MOVED = (RuntimeError, IndexError, OverflowError)
+
+
+def block(x, w, gain, order=lambda v: v, approximate="none"):
+    """Attention of four heads and a feed-forward, of [batch, tokens, 32]."""
+    q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in rms_norm(x, (32,), gain).matmul(w).chunk(3, -1))
+    x = x + scaled_dot_product_attention(q, k, order(v), is_causal=True).transpose(1, 2).flatten(2)
+    return x + gelu(layer_norm(x, (32,), gain).matmul(w), approximate=approximate).matmul(w.T)
+
+
+def tanh(x, w, gain):
+    return block(x, w, gain, approximate="tanh")
+
+
+def flipped(x, w, gain):
+    """The values of the tokens in the wrong order, which mixes slices."""
+    return block(x, w, gain, lambda v: v.flip(2))
+
+
+def part_of(f, **given):
+    recorded = whywrong.golden(f, **given)
+    observed = given | {"output": f(**given) + 1.0}
+    return Part(recorded, whywrong.Trace(observed), "output")
+
+
+@pytest.fixture
+def attention(rng, monkeypatch):
+    monkeypatch.setattr(slices, "LARGE", 0)
+    x, w, gain = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((2, 40, 32), (32, 96), (32,)))
+    return part_of(block, x=x, w=w, gain=gain)
+
+
+def tried(run):
+    try:
+        return run()
+    except MOVED as error:
+        return type(error)
+
+
+def test_slices_of_every_mutation_are_those_of_the_whole(attention):
+    target, wrong = attention.values[attention.target], torch.ones(2, 40, 32, dtype=torch.bool)
+    some = slices.sampled(attention, wrong, CPU)
+    assert (some.dim.dim, some.of(target).shape) == (1, (2, 6, 32))
+    sampled = 0
+    for mutation in [*mutations(Context(attention))][::17]:
+        whole = tried(lambda m=mutation: attention.value(m.edits))
+        here, there = (tried(lambda m=mutation, a=a: some.value(m.edits, a)) for a in (False, True))
+        if isinstance(whole, torch.Tensor) and whole.shape == target.shape:
+            assert torch.equal(whole.nan_to_num(7.0), there.nan_to_num(7.0))
+            sampled += isinstance(here, torch.Tensor)
+            assert not isinstance(here, torch.Tensor) or torch.allclose(
+                here, some.of(whole), 1e-9, 1e-12, equal_nan=True
+            ), mutation.says
+    assert sampled > 300
+
+
+def test_the_dimension_is_that_along_which_least_is_left(attention, rng):
+    x = torch.from_numpy(rng.standard_normal((64, 48)))
+    part = part_of(lambda x: x.softmax(1).sin(), x=x)
+    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), CPU).dim.dim == 0
+    part = part_of(lambda x: (x - x.mean()).softmax(1).cumsum(0), x=x)
+    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), CPU) is None, "both are mixed"
+
+
+def test_six_of_eight_slices_are_wrong_ones(attention):
+    wrong = torch.zeros(2, 40, 32, dtype=torch.bool)
+    wrong[1, 20:, 3] = True
+    some = slices.sampled(attention, wrong, CPU)
+    numbers = some.of(torch.arange(40)[None, :, None].expand(2, 40, 32))[0, :, 0]
+    assert len(numbers) == 8
+    assert int((numbers >= 20).sum()) == 6
+
+
+def test_a_small_step_has_none(rng):
+    x = torch.from_numpy(rng.standard_normal((64, 48)))
+    part = part_of(lambda x: x.softmax(1).sin(), x=x)
+    assert not slices.large(part)
+    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), CPU) is None
+
+
+def test_lookups_run_where_a_wrong_place_raises():
+    with slices._OnHost(), pytest.raises(IndexError):
+        torch.arange(4.0)[torch.tensor([4])]
+    x = torch.zeros(4)
+    with slices._OnHost():
+        x.index_add_(0, torch.tensor([1, 1]), torch.ones(2))
+        assert torch.equal(x.gather(0, torch.tensor([1, 0])), torch.tensor([2.0, 0.0]))
+
+
+@pytest.mark.parametrize("least", [0, slices.LARGE], ids=["slices", "all"])
+@pytest.mark.parametrize(("other", "kind"), [(tanh, "function"), (flipped, "flip")])
+def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monkeypatch):
+    """The same cause from slices as from all, of a fault that moves whole slices and of one that does not."""
+    monkeypatch.setattr(slices, "LARGE", least)
+    x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((2, 40, 32), (32, 96), (32,)))
+    golden = whywrong.golden(block, x=x, w=w, gain=gain)
+    found = whywrong.explain({"x": x, "w": w, "gain": gain, "output": other(x, w, gain)}, golden)
+    assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
