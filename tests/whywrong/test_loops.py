@@ -155,3 +155,36 @@ def test_masked_scores_of_two_layers_are_no_change_of_each_other() -> None:
     golden = whywrong.Trace({name: x.float() for name, x in exact.items()})
     observed = {name: (x * (1.0 + 1e-7)).clamp(min=torch.finfo(torch.float32).min).float() for name, x in exact.items()}
     assert whywrong.localise(observed, golden).first is None
+
+
+def test_operations_that_come_in_another_order_are_not_each_others(rng):
+    """A state that is read before it is set: the first read of one is of another time than the first of the other."""
+    a, b, c = (torch.from_numpy(rng.standard_normal((5, 4))).float() for _ in range(3))
+
+    def scan(a, b, c, before=False):
+        h, out = torch.zeros(4), []
+        for t in range(5):
+            now = a[t] * h if before else None
+            h = h * c[t] + b[t]
+            out.append((now if before else a[t] * h).sum())
+        return torch.stack(out)
+
+    golden = whywrong.golden(scan, a, b, c)
+    report = whywrong.localise(whywrong.capture(lambda a, b, c: scan(a, b, c, before=True), a, b, c), golden)
+    assert report.first == "output"
+    assert not [name for name in report.findings if name.startswith("/")]
+    assert "/mul" in whywrong.localise(whywrong.capture(scan, a, b, c), golden).findings
+
+
+def test_a_loops_row_has_the_largest_difference_of_any_of_its_steps():
+    def doubled(x):
+        for t in range(4):
+            x = whywrong.step(f"h{t}", 2.0 * x + t)
+        return x
+
+    h = x = torch.ones(6)
+    steps = {"x": x}
+    for t in range(4):
+        h = steps[f"h{t}"] = 2.0 * h + t + (0.1 if t == 0 else 0.0)
+    report = whywrong.localise(steps, whywrong.golden(doubled, x=x))
+    assert [row[1] for row in report.table().rows if row[0] == "h0 ... h3"] == ["0.8"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from statistics import multimode
@@ -88,7 +88,10 @@ def common_steps(golden: Golden | Trace, observed: Trace) -> tuple[Golden | Trac
 
 
 def _operations(golden: Golden, observed: Trace) -> list[str]:
-    """Single operations that both have: as many of a kind in a place, of equal shapes, else none of that kind."""
+    """Single operations that both have: as many of a kind in a place, of equal shapes, else none of that kind.
+
+    None of a place where they come in another order, as if a state is read before it is set and not after.
+    """
 
     def count(names: Iterable[str]) -> Counter[str]:
         return Counter(name.split("#")[0] for name in names)
@@ -98,7 +101,23 @@ def _operations(golden: Golden, observed: Trace) -> list[str]:
     ours, theirs = count(golden.operations), count(observed.names)
     alike = count(name for name, i in both.items() if tuple(observed.read(name).shape) == nodes[i].shape)
     kinds = {kind for kind in alike if ours[kind] == theirs[kind] == alike[kind]}
+
+    def in_order(names: Iterable[str]) -> dict[str, list[str]]:
+        found = defaultdict[str, list[str]](list)
+        for kind in (name.split("#")[0] for name in names):
+            found[kind.rpartition("/")[0]] += [kind] * (kind in kinds)
+        return found
+
+    mine, its = in_order(golden.operations), in_order(observed.names)
+    kinds = {kind for kind in kinds if mine[place := kind.rpartition("/")[0]] == its[place]}
     return [name for name, i in both.items() if i not in taken and name.split("#")[0] in kinds]
+
+
+def _shape(trace: Trace, name: str) -> tuple[int, ...] | None:
+    """A step's shape; None of a text, which has none."""
+    with suppress(UsageError):
+        return tuple(trace.read(name).shape)
+    return None
 
 
 def name_hints(golden: Golden | Trace, observed: Trace, unexpected: list[str]) -> list[str]:
@@ -106,10 +125,11 @@ def name_hints(golden: Golden | Trace, observed: Trace, unexpected: list[str]) -
     missing = [name for name in golden.names if name not in observed]
     if len(missing) * len(unexpected) > MOST_HINTS:
         return []
-    of_shape = {tuple(as_tensor(name, golden[name]).shape): name for name in reversed(missing)}
+    shapes = {name: tuple(as_tensor(name, golden[name]).shape) for name in missing}
+    of_shape = {shape: name for name, shape in reversed(shapes.items())}
     notes = []
     for name in unexpected:
-        hint = did_you_mean(name, missing)
+        hint = did_you_mean(name, [other for other in missing if _shape(observed, name) in (None, shapes[other])])
         of_shape = {shape: other for shape, other in of_shape.items() if f" {other}?" not in hint}
         with suppress(UsageError):  # of a text, which has no shape
             if not hint and (other := of_shape.pop(tuple(observed.read(name).shape), None)):

@@ -294,7 +294,10 @@ def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
         else ""
     )
     which = f"wrong from {wrong[0]}{until}: " if 0 < len(wrong) < len(some) else "all wrong: " if wrong else ""
-    return (_several(some), *_row(worst, first)[1:-1], which + rows[some.index(shown)][-1])
+    off = max(some, key=lambda f: f.total.max_abs if f.total else 0.0)
+    columns = _row(worst, first)
+    largest = columns[1] if "NaN" in columns[1] else _row(off, first)[1]
+    return (_several(some), largest, *columns[2:-1], which + rows[some.index(shown)][-1])
 
 
 def reason(comparison: Comparison, structure: Structure | None) -> str:
