@@ -323,8 +323,9 @@ def _serve(control: socket.socket, function: Callable[[], Any], memory: int | No
         torch.set_num_threads(1)  # OpenMP's other threads were not forked
         faulthandler.disable()
         warnings.simplefilter("ignore")  # which the function would give here once a call
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            kept = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN  # under nohup
+            signal.signal(number, signal.SIG_IGN if kept or number == signal.SIGINT else signal.SIG_DFL)
         ended, waking = os.pipe()
         for descriptor in (ended, waking):
             os.set_blocking(descriptor, False)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 
 import pytest
 import torch
@@ -21,6 +22,14 @@ def fuzzed(kernel, seconds=120.0):
     found = whywrong.fuzz(kernel, reference, EXAMPLE, seconds=seconds, **how)
     assert set(descendants(os.getpid())) <= before
     return found
+
+
+def test_a_kernel_that_kills_itself_does_so_where_the_caller_handles_the_signal():
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        assert "died: Hangup" in fuzzed(HOSTILE["kills itself, SIGHUP"][0]).failure.words
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

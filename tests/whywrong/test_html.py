@@ -206,5 +206,6 @@ def test_a_loop_is_as_wrong_as_its_first_wrong_step_and_leads_there(page):
         steps[f"x{k}"] = steps[f"x{k - 1}"].exp() - 1.0
     text, _ = page(golden(reference, x=x), steps | {"y": steps["x3"] + 1.0})
     rows = re.findall(r'<tr data-step="([\d ]+)"><td><span class="(\w+)">.*?<a href="#step-(\d)">(.*?)</a>', text)
-    assert rows == [("0", "ok", "0", "x"), ("1 2 3 4", "wrong", "2", "x0 ... x3"), ("5", "inherits", "5", "y")]
+    names, states = ["x", "x0", "x1", "x2", "x3", "y"], ["ok", "ok", "wrong", "inherits", "inherits", "inherits"]
+    assert rows == [(str(k), state, str(k), name) for k, (state, name) in enumerate(zip(states, names, strict=True))]
     assert re.findall(r'href="#step-(\d)">(x\d)<', sections(text)[2]) == [(str(k + 1), f"x{k}") for k in range(4)]
