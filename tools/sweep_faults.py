@@ -207,6 +207,8 @@ def inject(count, folder, seed=0, workers=2, pause=1.5, of=KINDS):
             excused = False
             command = begin("--cluster", cluster.__enter__().address) if external else begin()
         time.sleep(draw.uniform(0.0, pause))
+        if external:
+            cluster.__enter__()  # nannies end some time after their scheduler
         there = processes(psutil.Process(command.pid), cluster if external else None)
         if not alive(command) or not there["kernel"]:  # nothing runs yet that could be hurt
             continue
@@ -218,8 +220,6 @@ def inject(count, folder, seed=0, workers=2, pause=1.5, of=KINDS):
             excused = excused or kind in ("scheduler", "cluster")
         if kind == "labkit" and done:
             command.wait()
-        elif external and own & {kind}:
-            cluster.__enter__()
     if alive(command):
         command.kill()
         command.wait()

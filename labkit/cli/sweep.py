@@ -28,6 +28,7 @@ from labkit.cli.plan import plan
 from labkit.cli.run import Progress, run
 from labkit.session.catalogue import Parameter, notebook, resolve
 from whywrong.errors import UsageError
+from whywrong.tables import to_stderr
 
 MOST_POINTS = 1_000_000
 """Points of a sweep, and values of a range, above which it is taken for a mistake."""
@@ -84,7 +85,7 @@ def sweep(
     begun, shown, counts, attempts = time.monotonic(), 0.0, Counter[str](), Counter[str]()
     progress(f"{name}: {len(points)} points; dashboard: {client.dashboard_link}")
     client.subscribe_topic("labkit", lambda event: attempts.update([event[1]]))
-    for point, status in completed(client, partial(_execute, name, out.resolve(), shares), points, retries):
+    for point, status in completed(client, partial(_execute, name, out.resolve(), shares), points, retries, progress):
         counts[status.partition(":")[0]] += 1
         if status.startswith("failed"):
             progress(f"{' '.join(f'{key}={value}' for key, value in point.items())}: {status}")
@@ -98,20 +99,25 @@ def sweep(
     return counts
 
 
-def completed(client: Any, work: Callable[[Any], Any], items: Iterable[Any], retries: int) -> Iterator[tuple[Any, Any]]:
+def completed(
+    client: Any, work: Callable[[Any], Any], items: Iterable[Any], retries: int, progress: Progress = to_stderr
+) -> Iterator[tuple[Any, Any]]:
     """Call `work` on each of `items`, as many at a time as there are workers, and yield them as they are done.
 
     With each comes what `work` returned, or why it failed. The scheduler has only the items in progress, so its memory
-    does not grow with their number, and the death of a worker counts for no other item. Raises UsageError where the
-    scheduler has ended.
+    does not grow with their number, and the death of a worker counts for no other item. Where no worker is left, that
+    is said, and it waits for one. Raises UsageError where the scheduler has ended.
     """
     from concurrent.futures import CancelledError
 
     from distributed import KilledWorker, wait
 
-    waiting, pending = iter(items), dict[Any, Any]()
+    waiting, pending, before = iter(items), dict[Any, Any](), 1
     try:
         while True:
+            if before > (workers := len(client.nthreads())) == 0:
+                progress("the cluster has no worker: waiting for one")
+            before = workers
             free = max(1, sum(client.nthreads().values())) - len(pending)  # below 0 when a worker has died
             for item in itertools.islice(waiting, max(0, free)):
                 pending[client.submit(work, item, pure=False, retries=retries)] = item
