@@ -264,6 +264,7 @@ class _Search:
         inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
+        self._shares = dict[int, float | None]()
         self._slices = sampled(self._part, self._residual.wrong, self._device)
         places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
         if self._slices is not None:
@@ -466,7 +467,9 @@ class _Search:
         for candidate in sorted(some, key=attrgetter("bits")):
             if candidate.bits > limit or self._late(until):
                 break
-            if (share := self._share(candidate.mutation, candidate.region)) is not None:
+            if id(candidate) not in self._shares:
+                self._shares[id(candidate)] = self._share(candidate.mutation, candidate.region)
+            if (share := self._shares[id(candidate)]) is not None:
                 limit = min(limit, candidate.bits + CLOSE)
                 found.append((candidate, share))
                 if candidate.mutation.kind == "precision":  # of rounding nothing shows where it was
