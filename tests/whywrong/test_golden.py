@@ -409,3 +409,16 @@ def test_a_product_of_groups_is_recorded_as_products():
     observed = {"x": x, "experts": experts, "output": torch.cat(parts)}
     assert localise(observed, recorded).first is None
     assert localise(observed | {"output": torch.cat([*parts[:2], x[9:] @ experts[1]])}, recorded).first == "output"
+
+
+def test_names_that_come_again_are_numbered_in_order_and_none_is_taken_twice():
+    """A name with a number of its own counts too; the time for a name does not grow with how often it came."""
+
+    def often(x):
+        for name in ("x", "x#2", "x", "x"):
+            x = whywrong.step(name, x * 2.0)
+        return x
+
+    names = ["x", "x#2", "x#2#2", "x#3", "x#4"]
+    assert list(whywrong.golden(often, x=torch.ones(2)).steps) == [*names, "output"]
+    assert [name for name in whywrong.capture(often, x=torch.ones(2)).names if name[0] == "x"] == names

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -56,9 +57,10 @@ def observed_steps(
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
         computed: list[tuple[Tensor, dict[str, str]]] = []
+        last = Counter[str]()
 
         def on_step(name: str, tensor: Tensor) -> Tensor | None:
-            name = unique(name, seen)
+            name = unique(name, seen, last)
             tensor = grafts[name].to(tensor) if name in grafts else tensor
             seen[name] = snapshot(tensor)
             narrow.update((name, fields) for x, fields in computed if x.data_ptr() == tensor.data_ptr())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -344,9 +345,10 @@ def _recorded(
 ) -> tuple[Golden, Any]:
     steps: dict[str, int] = {}
     values: dict[str, Tensor] = {}
+    last = Counter[str]()
 
     def on_step(name: str, tensor: Tensor) -> None:
-        name = unique(name, steps)
+        name = unique(name, steps, last)
         steps[name], values[name] = recorder.number(tensor), snapshot(tensor)
 
     recorder = Recorder(as_written)

@@ -6,7 +6,7 @@ import itertools
 import linecache
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -105,10 +105,11 @@ def _of_modes() -> Any:
     return next((mode.listener for mode in modes if isinstance(mode, Watcher)), None)
 
 
-def unique(name: str, taken: Any) -> str:
-    """`name`, or with #2, #3 and so on behind it where it is taken."""
-    numbered = (f"{name}#{count}" for count in itertools.count(2))
-    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
+def unique(name: str, taken: Any, last: Counter[str]) -> str:
+    """`name`, or with #2, #3 and so on behind it where it is taken; `last` has the number that a name had last."""
+    numbered = ((k, f"{name}#{k}" if k > 1 else name) for k in itertools.count(last[name] + 1))
+    last[name], found = next((k, candidate) for k, candidate in numbered if candidate not in taken)
+    return found
 
 
 class Watcher(TorchDispatchMode):
@@ -181,6 +182,7 @@ class Recorder(Watcher):
         super().__init__(lambda name, tensor: None, [])
         self.operations: dict[str, int] = {}
         """Numbers of what operations computed, by their names."""
+        self._last = Counter[str]()
         self._as_written = as_written
         self.program = Program()
         self.notes: dict[str, None] = {}
@@ -232,7 +234,7 @@ class Recorder(Watcher):
 
     def computed(self, name: str, tensor: Tensor) -> None:
         """Number what an operation computed. A callback that refers to the recorder would keep it alive."""
-        self.operations[unique(name, self.operations)] = self.number(tensor)
+        self.operations[unique(name, self.operations, self._last)] = self.number(tensor)
 
     def number(self, tensor: Tensor) -> int:
         """The number of what a tensor holds now; a constant where nothing that was recorded made it."""

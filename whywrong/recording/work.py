@@ -16,7 +16,7 @@ from whywrong.errors import collected
 from whywrong.recording.program import Program
 from whywrong.torch_private import FakeTensorMode, TorchDispatchMode, tree_leaves, tree_map_only
 
-ELEMENTS_OF_WORK = 256
+ELEMENTS_OF_WORK = 4096
 """As many elements of a result take about as long as an operation by itself."""
 
 
