@@ -498,3 +498,9 @@ def test_a_long_diff_says_on_a_terminal_how_far_it_is(terminal, seconds, tmp_pat
     assert code == 0
     assert said.split("\r")[0] == ("0 of 4 steps" if terminal and seconds > 1 else "")
     assert said.replace("\r", "").strip().startswith("0 of 4") == (terminal and seconds > 1)
+
+
+def test_the_command_says_its_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert re.fullmatch(r"whywrong \d+\.\d+\.\d+\n", capsys.readouterr().out)

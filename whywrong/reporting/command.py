@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def _run(words: Sequence[str]) -> int | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="whywrong", description="Find out why a kernel's or a model's numbers are wrong.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('whywrong')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _diff_parser(commands)
     _weights_parser(commands)
