@@ -287,7 +287,7 @@ FOLDERS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init_
 ON_A_GPU = [name for name in FOLDERS if any("mark.gpu" in text for text in texts(name))]
 
 
-@pytest.mark.parametrize("name", [*ON_A_GPU, "labkit"])
+@pytest.mark.parametrize("name", [*ON_A_GPU, "whywrong"])
 def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
     path = record.RESULTS / "gpu-tests" / f"{name}.xml"
     if not path.exists():
@@ -295,7 +295,7 @@ def test_the_gpu_tests_on_record_passed_with_the_kernels_as_they_are(name):
         return
     (suite,) = ElementTree.parse(path).getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
-    assert {item.get("message") for item in suite.iter("skipped")} <= {"needs two GPUs"}
+    assert {item.get("message") for item in suite.iter("skipped")} <= {"needs two GPUs", "one GPU for each rank"}
     assert int(suite.get("tests")) > 0
     made_by = {item.get("name"): item.get("value") for item in suite.iter("property")}
     if name in FOLDERS:
