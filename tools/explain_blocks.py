@@ -51,8 +51,13 @@ def _mask(block: Any) -> None:
 
 
 FAULTS = {"gelu": _gelu, "eps": _eps, "unscaled": _unscaled, "transposed": _transposed, "mask": _mask}
-KINDS = {"gelu": {"function"}, "eps": {"eps"}, "unscaled": {"scale", "factor"}, "transposed": {"transpose"}}
-KINDS |= {"mask": {"mask"}}
+KINDS = {
+    "gelu": {"function"},
+    "eps": {"eps"},
+    "unscaled": {"scale", "factor"},
+    "transposed": {"transpose"},
+    "mask": {"mask", "shift"},
+}
 """The kinds that pass for each."""
 
 

@@ -108,3 +108,10 @@ def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monke
     golden = whywrong.golden(block, x=x, w=w, gain=gain)
     found = whywrong.explain({"x": x, "w": w, "gain": gain, "output": other(x, w, gain)}, golden)
     assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
+
+
+def test_a_large_step_of_whole_numbers_is_explained(rng, monkeypatch):
+    monkeypatch.setattr(slices, "LARGE", 0)
+    x = torch.from_numpy(rng.standard_normal((40, 12))).float()
+    golden = whywrong.golden(lambda x: x.argmax(-1), x=x)
+    assert whywrong.explain({"x": x, "output": x.argmin(-1)}, golden).verdict == "cause"

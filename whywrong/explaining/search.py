@@ -268,9 +268,9 @@ class _Search:
         self._slices = sampled(self._part, self._residual.wrong, self._device)
         places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
         if self._slices is not None:
-            given = (torch.as_tensor(x).expand(o.shape) for x in (self._allowed, noise))
-            o, v, *known = map(self._slices.of, (o, v, *given))
-            self._sample = Residual(o, v, known[0], known[1], {})
+            allowed = self._slices.of(self._allowed) if self._allowed is not None else None
+            o, v, noise = map(self._slices.of, (o, v, torch.as_tensor(noise).expand(o.shape)))
+            self._sample = Residual(o, v, allowed, noise, {})
             places = self._slices.of(places.view(self._observed.shape)).flatten()
         good = (o.isfinite() & v.isfinite()).flatten().nonzero().flatten()
         good = good[torch.randperm(len(good), generator=torch.Generator().manual_seed(0))]

@@ -37,7 +37,8 @@ class Along(NamedTuple):
     inner: int = 1
 
 
-Ways = tuple[dict[int, Along | None], Node]
+Ways = tuple[dict[int, "Along | None"], Node]
+"""From which slices of what it takes an operation is run, and the operation with their sizes."""
 
 
 class Slices:
@@ -69,7 +70,7 @@ class Slices:
 
     @property
     def work(self) -> float:
-        """What is computed for the slices, as :func:`work` counts."""
+        """What is computed for the slices, as :func:`_work` counts."""
         share = len(self._places) / self._length
         return sum(_work(self._part, i) * (share if along else 1.0) for i, along in self._along.items())
 
@@ -128,9 +129,7 @@ class Slices:
 
         return tree_map_only(Tensor, cut, x)
 
-    def _apart(
-        self, node: Node, along: Along, generator: torch.Generator
-    ) -> tuple[dict[int, Along | None], Node] | None:
+    def _apart(self, node: Node, along: Along, generator: torch.Generator) -> Ways | None:
         """From which slices of its arguments an operation computes those of its result, and with which sizes."""
         full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), self._values[p]) for p in node.parents}
         with collected([], "an operation on other numbers", (RuntimeError, IndexError)):
@@ -173,7 +172,7 @@ def sampled(part: Part, wrong: Tensor, device: torch.device) -> Slices | None:
     found = list[Slices]()
     for dim, length in enumerate(wrong.shape):
         if length >= 4 * SLICES:
-            at = wrong.movedim(dim, 0).flatten(1).any(1)
+            at = wrong.movedim(dim, 0).reshape(length, -1).any(1)
             both = ((at.nonzero(), 3 * SLICES // 4), ((~at).nonzero(), SLICES // 4))
             some = [each[torch.linspace(0, len(each) - 1, n).long()] for each, n in both if len(each)]
             found.append(Slices(part, dim, torch.cat(some).flatten().unique(), values, device))
