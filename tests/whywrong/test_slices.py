@@ -1,5 +1,7 @@
 """Slices of a large step, on which mutations are tried first: those of the whole, found by running operations."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, rms_norm, scaled_dot_product_attention
@@ -9,7 +11,6 @@ from whywrong.explaining import slices
 from whywrong.explaining.mutations import Context, mutations
 from whywrong.explaining.part import Part
 
-CPU = torch.device("cpu")
 MOVED = (RuntimeError, IndexError, OverflowError)
 
 
@@ -51,7 +52,7 @@ def tried(run):
 
 def test_slices_of_every_mutation_are_those_of_the_whole(attention):
     target, wrong = attention.values[attention.target], torch.ones(2, 40, 32, dtype=torch.bool)
-    some = slices.sampled(attention, wrong, CPU)
+    some = slices.sampled(attention, wrong, attention.values)
     assert (some.dim.dim, some.of(target).shape) == (1, (2, 6, 32))
     sampled = 0
     for mutation in [*mutations(Context(attention))][::17]:
@@ -69,15 +70,15 @@ def test_slices_of_every_mutation_are_those_of_the_whole(attention):
 def test_the_dimension_is_that_along_which_least_is_left(attention, rng):
     x = torch.from_numpy(rng.standard_normal((64, 48)))
     part = part_of(lambda x: x.softmax(1).sin(), x=x)
-    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), CPU).dim.dim == 0
+    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), part.values).dim.dim == 0
     part = part_of(lambda x: (x - x.mean()).softmax(1).cumsum(0), x=x)
-    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), CPU) is None, "both are mixed"
+    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), part.values) is None, "both are mixed"
 
 
 def test_six_of_eight_slices_are_wrong_ones(attention):
     wrong = torch.zeros(2, 40, 32, dtype=torch.bool)
     wrong[1, 20:, 3] = True
-    some = slices.sampled(attention, wrong, CPU)
+    some = slices.sampled(attention, wrong, attention.values)
     numbers = some.of(torch.arange(40)[None, :, None].expand(2, 40, 32))[0, :, 0]
     assert len(numbers) == 8
     assert int((numbers >= 20).sum()) == 6
@@ -87,16 +88,43 @@ def test_a_small_step_has_none(rng):
     x = torch.from_numpy(rng.standard_normal((64, 48)))
     part = part_of(lambda x: x.softmax(1).sin(), x=x)
     assert not slices.large(part)
-    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), CPU) is None
+    assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool), part.values) is None
 
 
-def test_lookups_run_where_a_wrong_place_raises():
-    with slices._OnHost(), pytest.raises(IndexError):
+def test_a_lookup_of_a_wrong_place_raises():
+    with slices._Lookups(), pytest.raises(IndexError):
         torch.arange(4.0)[torch.tensor([4])]
     x = torch.zeros(4)
-    with slices._OnHost():
+    with slices._Lookups():
         x.index_add_(0, torch.tensor([1, 1]), torch.ones(2))
         assert torch.equal(x.gather(0, torch.tensor([1, 0])), torch.tensor([2.0, 0.0]))
+
+
+def test_lookups_stay_on_a_gpu_where_all_places_are_known_to_be_inside():
+    x, two = torch.zeros(3, 5), torch.tensor([2])
+    assert slices._inside(x, 1, torch.tensor([0, 4]))
+    assert not slices._inside(x, 0, torch.tensor([0, 4]))
+    assert not slices._inside(x, 1, torch.tensor([-1]))
+    assert slices._inside(x, [None, torch.tensor([4])])
+    assert not slices._inside(x, [torch.tensor([4]), None])
+    assert slices._inside(x, two), "an embedding"
+    assert not slices._inside(x, two + 1), "which of its sizes counts is not known"
+    assert not slices._inside(x, [torch.ones(3, dtype=torch.bool)])
+
+
+def test_slices_of_several_mutations_at_once_are_those_of_each(attention):
+    some = slices.sampled(attention, torch.ones(2, 40, 32, dtype=torch.bool), attention.values)
+    every = sorted(mutations(Context(attention)), key=lambda m: (*m.edits,))
+    together = 0
+    for _, alike in itertools.groupby(every, lambda m: (*m.edits,)):
+        group = [*alike][::9][:16]
+        found = tried(lambda g=group: some.values([m.edits for m in g]))
+        if isinstance(found, list) and len(group) > 1:
+            together += len(found)
+            for mutation, value in zip(group, found, strict=True):
+                alone = some.value(mutation.edits)
+                assert torch.allclose(value, alone, 1e-9, 1e-12, equal_nan=True), mutation.says
+    assert together > 800
 
 
 @pytest.mark.parametrize("least", [0, slices.LARGE], ids=["slices", "all"])

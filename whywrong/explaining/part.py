@@ -155,20 +155,24 @@ class Part:
             start = {i: found[self.origin[i]] for i in self.given}
             return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
 
-    def mutated(self, edits: Mapping[int, Edit]) -> Golden:
-        """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
-        program = Program()
+    def mutated(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Golden:
+        """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated.
+
+        `values` are this part's, on the device that the golden is to run on.
+        """
+        program, values = Program(), values or self.values
         number: dict[int, int] = {}
         given = self.given
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
-            number[node.id] = _append(program, node, number, self.values)
+            number[node.id] = _append(program, node, number, values)
             if node.id in edits and node.id not in given:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
             if [node.id] == given[-1:]:  # these may take each other's place
                 number |= {i: self._splice(program, self.nodes[i], edits[i], number) for i in given if i in edits}
         program.inside |= {number[i] for i in self.program.inside}
         steps = {self.names[i]: k for k, i in enumerate(given) if i in self.names}
-        return Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})
+        golden = Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})
+        return golden.to(values[self.target].device)
 
     def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""

@@ -48,12 +48,13 @@ from whywrong.explaining.partly import (
     twins,
 )
 from whywrong.explaining.residual import FARTHEST, Residual
-from whywrong.explaining.slices import large, sampled
+from whywrong.explaining.slices import TOGETHER, large, sampled
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import to_stderr
+from whywrong.torch_private import tree_map_only
 
 Tensor = torch.Tensor
 
@@ -260,12 +261,13 @@ class _Search:
         self._observed = observed.to(self._reference.device, self._reference.dtype)
         self._storage = name_of(observed.dtype)
         self._device = observed.device if large(self._part) else self._reference.device
+        self._there = tree_map_only(Tensor, lambda x: x.to(self._device), self._part.values)
         self._allowed, noise = self._tolerance({})
         inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
         self._shares = dict[int, float | None]()
-        self._slices = sampled(self._part, self._residual.wrong, self._device)
+        self._slices, self._sample = sampled(self._part, self._residual.wrong, self._there), self._residual
         places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
         if self._slices is not None:
             allowed = self._slices.of(self._allowed) if self._allowed is not None else None
@@ -286,7 +288,7 @@ class _Search:
         if not reference.is_floating_point():
             return None, 0.0
         storage = self._rules.of(step).storage or (None if self._storage in INTEGERS else self._storage)
-        program = self._part.mutated(edits).to(self._device)
+        program = self._part.mutated(edits, self._there)
         bound = bounded(program, precision=replace(self._rules, storage=storage)).step(step).bound
         allowed = torch.as_tensor(bound.absolute if bound else 0.0).to(reference.device).expand(reference.shape)
         # a wrong value may be larger than the reference's
@@ -338,7 +340,7 @@ class _Search:
             return every
         some = list(every)
         alike = Counter((m.kind, *m.edits) for m in some)
-        return sorted(some, key=lambda m: PER_RANK * m.rank + math.log2(alike[m.kind, *m.edits]))
+        return sorted(some, key=lambda m: (PER_RANK * m.rank + math.log2(alike[m.kind, *m.edits]), *m.edits))
 
     def _runs_differ(self) -> bool:
         """Whether other runs on the same numbers before the step gave others in it: a race, or unwritten memory."""
@@ -391,23 +393,36 @@ class _Search:
 
         What cannot be run on slices alone is run last.
         """
-        whole = dict[int, Mutation]()
-        for mutation in itertools.chain(some, whole.values()):  # which grow meanwhile
-            self.progress(f"explain: {self._result.tried} mutations tried")
-            if self._late(self._until):
-                return
-            if self._slices is not None and id(mutation) not in whole:
-                if (there := self._value(mutation, sample=True)) is None:
-                    whole[id(mutation)] = mutation
-                    continue
-                off, was = self._sample.distance(there), self._sample
-                if was.cost(off) >= was.half and float((off[was.wrong] <= EXPLAINED).double().mean()) < MENDED:
-                    self._result.tried += 1
-                    if usual and not torch.equal(there, was.reference):
-                        self._rows.append((mutation, self._error(there, places=self._in_sample)))
-                    continue
-            if (value := self._value(mutation)) is not None:
-                yield mutation, value
+        slices, whole = self._slices, dict[int, Mutation]()
+        every = itertools.chain(some, whole.values())  # which grow meanwhile
+        for (alone, *_), alike in itertools.groupby(every, lambda m: (slices is None or id(m) in whole, *m.edits)):
+            while group := [*itertools.islice(alike, 1 if alone else TOGETHER)]:
+                self.progress(f"explain: {self._result.tried} mutations tried")
+                if self._late(self._until):
+                    return
+                for mutation, there in zip(group, [None] if alone else self._on_slices(group), strict=True):
+                    if there is None and not alone:
+                        whole[id(mutation)] = mutation
+                    elif there is not None and not self._promising(there):
+                        self._result.tried += 1
+                        if usual and not torch.equal(there, self._sample.reference):
+                            self._rows.append((mutation, self._error(there, places=self._in_sample)))
+                    elif (value := self._value(mutation)) is not None:
+                        yield mutation, value
+
+    def _promising(self, there: Tensor) -> bool:
+        """Whether slices are nearer to those observed than the reference's, or some of their wrong elements are."""
+        off, was = self._sample.distance(there), self._sample
+        return was.cost(off) < was.half or float((off[was.wrong] <= EXPLAINED).double().mean()) >= MENDED
+
+    def _on_slices(self, group: list[Mutation]) -> list[Tensor | None]:
+        """What mutations of the same operations give on the slices, at once if that can be, else one by one."""
+        if self._slices is not None and len(group) > 1:
+            with collected([], "mutations at once", DOES_NOT_APPLY):
+                found = self._slices.values([m.edits for m in group])
+                if found is not None and all(x.shape == self._sample.observed.shape for x in found):
+                    return found
+        return [self._value(mutation, sample=True) for mutation in group]
 
     @cached_property
     def _relative(self) -> float:
@@ -441,15 +456,15 @@ class _Search:
         if bits < self._residual.bits and left < self._residual.half:
             self._candidates.append(_Candidate(mutation, bits, region, (cost, len(self._candidates))))
 
-    def _value(self, mutation: Mutation, values: Any = None, sample: bool = False) -> Tensor | None:
+    def _value(self, mutation: Mutation, fresh: bool = False, sample: bool = False) -> Tensor | None:
         """What a mutation gives, or the slices of it; None where it cannot be run, or gives another shape."""
         with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
             slices, shape = self._slices, self._observed.shape
-            if slices is not None and values is None and (sample or self._device != self._reference.device):
-                value = slices.value(mutation.edits, all_slices=not sample)
+            if slices is not None and (sample or self._device != self._reference.device):
+                value = (self._fresh_slices if fresh else slices).value(mutation.edits, all_slices=not sample)
                 shape = self._sample.observed.shape if sample else shape
             else:
-                value = self._part.value(mutation.edits, values)
+                value = self._part.value(mutation.edits, self._fresh if fresh else None)
             return value if value is not None and value.shape == shape else None
         return None
 
@@ -492,7 +507,7 @@ class _Search:
             there = seen.read(self._step)[mask]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
-            program = self._part.mutated(edits).to(self._device)
+            program = self._part.mutated(edits, self._there)
             found = localise(seen, program, precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
@@ -747,7 +762,7 @@ class _Search:
         """One cause for all mutations that agree on fresh inputs, the shortest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, str, list[tuple[_Candidate, float]]]] = []
         for candidate, share in fits:
-            value, words = self._value(candidate.mutation, self._fresh), candidate.region.words
+            value, words = self._value(candidate.mutation, fresh=True), candidate.region.words
             value = value[candidate.region.mask] if value is not None and words else value
             near = self._relative if candidate.mutation.fitted else 1e-7
             same = next((s for other, where, s in classes if where == words and _alike(value, other, near)), None)
@@ -777,10 +792,10 @@ class _Search:
         """Of the candidates with longer descriptions those that are the same, on these inputs and on fresh ones."""
         known = [each for each, _ in fits]
         longer = [c for c in self._candidates if c.region.words == cause.region.words and c not in known]
-        here, fresh = self._value(cause.mutation), self._value(cause.mutation, self._fresh)
+        here, fresh = self._value(cause.mutation), self._value(cause.mutation, fresh=True)
         for other in sorted(longer, key=attrgetter("bits"))[:MOST_EQUIVALENT]:
             same = _alike(self._value(other.mutation), here)
-            if same and _alike(self._value(other.mutation, self._fresh), fresh):
+            if same and _alike(self._value(other.mutation, fresh=True), fresh):
                 yield other
 
     @cached_property
@@ -798,11 +813,15 @@ class _Search:
                     return found
         return {}
 
+    @cached_property
+    def _fresh_slices(self) -> Any:
+        return self._slices.on(self._fresh) if self._slices is not None else None
+
     def _blind(self, same: Mapping[str, list[Mutation]]) -> dict[str, str]:
         """Of the mutations that changed nothing, those that change something on sampled inputs: one of each kind."""
         shows: dict[str, str] = {}
         for kind, mutation in ((kind, mutation) for kind, some in same.items() for mutation in some if self._fresh):
-            value = self._value(mutation, self._fresh) if kind not in shows else None
+            value = self._value(mutation, fresh=True) if kind not in shows else None
             if value is not None and not _alike(value, self._fresh[self._part.target]):
                 shows[kind] = mutation.says
         return shows
@@ -827,12 +846,14 @@ class _Search:
         few = error.numel() < FEWEST_FOR_NOISE or not self._residual.everywhere
         if few or alike or _smooth(error, value):
             return []
-        for narrower in NARROWER_PRODUCTS:
+        for narrower in (n for n in NARROWER_PRODUCTS if not self._late(self._last)):
             declared = {**self._rules.steps.get(self._step, {}), "products": narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
             share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)
             bound = (
-                bounded(self._part.mutated({}), precision=rules).step(self._step).bound if share is not None else None
+                bounded(self._part.mutated({}, self._there), precision=rules).step(self._step).bound
+                if share is not None
+                else None
             )
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if share is not None and noise / 8.0 <= off <= 2.0 * noise:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from whywrong.explaining.part import Edit, Part
 from whywrong.process_state import float64_by_default
 from whywrong.recording.operations import UNCHECKED, name_of
 from whywrong.recording.program import Node, Ref, call, filled
-from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
+from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map, tree_map_only
 
 Tensor = torch.Tensor
 
@@ -25,6 +27,8 @@ LARGE = 1 << 26
 """Multiplications, and elements of results, of which a run is worth a sample: some 10 ms on a core."""
 LOOKUPS = ("index", "gather", "scatter", "embedding", "take", "put", "nll_loss", "max_unpool", "multinomial")
 """How the names of operations begin that take places in a tensor as whole numbers."""
+TOGETHER = 16
+"""Mutations of one operation that are run at once, on the slices of each."""
 MOST_WAYS = 64
 """Ways to take slices of its arguments that are tried of an operation."""
 
@@ -37,8 +41,8 @@ class Along(NamedTuple):
     inner: int = 1
 
 
-Ways = tuple[dict[int, "Along | None"], Node]
-"""From which slices of what it takes an operation is run, and the operation with their sizes."""
+Ways = tuple[dict[int, "Along | None"], Sequence[tuple[int, int]]]
+"""From which slices of what it takes an operation is run, and which of its sizes are those of slices."""
 
 
 class Slices:
@@ -49,13 +53,13 @@ class Slices:
     since it may exchange slices. `values` are the part's, on the device where all of this is run.
     """
 
-    def __init__(self, part: Part, dim: int, places: Tensor, values: Mapping[int, Any], device: torch.device) -> None:
-        self._part, self._values, self._device = part, values, device
+    def __init__(self, part: Part, dim: int, places: Tensor, values: Mapping[int, Any]) -> None:
+        self._part, self._values, device = part, values, values[part.target].device
+        self._device = device
         self._places, self._length = places, part.nodes[part.target].shape[dim]
         self.dim = Along(dim)
         self._along: dict[int, Along | None] = {part.target: self.dim}
-        self._takes: dict[int, dict[int, Along | None]] = {}
-        self._nodes: dict[int, Node] = {}
+        self._takes: dict[int, Ways] = {}
         self._known: dict[tuple[int, Along], Any] = {}
         generator = torch.Generator(device).manual_seed(0)
         for i in reversed(part.program.cone([part.target], ())):
@@ -64,8 +68,8 @@ class Slices:
                 ways = self._apart(node, along, generator)
             if ways is None:
                 self._along[i] = along if i in part.given else None
-            self._takes[i], self._nodes[i] = ways or (dict.fromkeys(node.parents), node)
-            for p, taken in self._takes[i].items():
+            self._takes[i] = ways or (dict.fromkeys(node.parents), ())
+            for p, taken in self._takes[i][0].items():
                 self._along[p] = taken if self._along.get(p, taken) == taken else None
 
     @property
@@ -78,45 +82,95 @@ class Slices:
         """The slices of a tensor of the step's shape."""
         return self._cut(x, self.dim)
 
-    @float64_by_default()
+    def on(self, values: Mapping[int, Any]) -> Slices:
+        """The same slices where operations give other values, which are moved to where all of this is run."""
+        other = copy.copy(self)
+        other._values, other._known = tree_map_only(Tensor, lambda x: x.to(self._device), values), {}
+        return other
+
     def value(self, edits: Mapping[int, Edit], all_slices: bool = False) -> Any:
         """The step's slices with `edits` in place, or all of it; None where an edit takes slices of what another has
         changed."""
-        part = self._part
-        whole, some = dict[int, Any](), dict[int, Any]()
-        for i in (i for i in part.downstream(*edits) if i in self._along):
-            node = part.nodes[i]
-            if i in edits:
-                args = node.args if (given := edits[i].takes) is None else given
-                needs = {leaf.id for leaf in tree_leaves(args) if isinstance(leaf, Ref)}
-                needs |= {*node.parents} if i in needs else set()
-                if not needs.isdisjoint(some):
-                    return None
-                known = {k: whole.get(k, self._values[k]) for k in needs}
-                if i in needs and not whole.keys().isdisjoint(node.parents):
-                    known[i] = _run(node, known, self._device)
-                with _on(self._device):
-                    whole[i] = edits[i].run(*filled(args, known))
-            elif all_slices or self._along[i] is None:
-                whole[i] = _run(node, {p: whole.get(p, self._values[p]) for p in node.parents}, self._device)
-            else:
-                taken = {p: self._taken(p, along, whole, some) for p, along in self._takes[i].items()}
-                some[i] = _run(self._nodes[i], taken, self._device)
-        value = some[part.target] if part.target in some else whole[part.target]
-        value = value if all_slices or part.target in some else self._cut(value, self.dim)
-        return value.cpu() if isinstance(value, Tensor) else value
+        found = self.values([edits], all_slices)
+        return found[0] if found is not None else None
 
-    def _taken(self, p: int, along: Along | None, whole: Mapping[int, Any], some: Mapping[int, Any]) -> Any:
-        """What an operation takes: slices, where it takes these alone."""
-        if p in some:
-            return some[p]
-        if along is None:
-            return whole.get(p, self._values[p])
+    @float64_by_default()
+    def values(self, group: Sequence[Mapping[int, Edit]], all_slices: bool = False) -> list[Any] | None:
+        """The same for several edits of the same operations: what follows these runs once, on the slices of all."""
+        part, n = self._part, len(group)
+        whole, some = dict[int, list[Any]](), dict[int, Any]()
+        for i in (i for i in part.downstream(*group[0]) if i in self._along):
+            node, along = part.nodes[i], None if all_slices else self._along[i]
+            if i in group[0]:
+                if not all(_needs(node, edits[i]).isdisjoint(some) for edits in group):
+                    return None
+                if along is None or len(group[0]) > 1:  # another edit may take it whole
+                    whole[i] = [self._edited(node, edits[i], k, whole) for k, edits in enumerate(group)]
+                else:
+                    found = [self._cut(self._edited(node, edits[i], k, whole), along) for k, edits in enumerate(group)]
+                    some[i] = self._joined(found, along)
+            elif along is not None:
+                some[i] = self._on_slices(i, whole, some, n)
+            else:
+                whole[i] = [_run(node, self._whole(node.parents, k, whole), self._device) for k in range(n)]
+        if part.target not in some:
+            found = whole.get(part.target) or [self._values[part.target]] * n
+            return [x.cpu() if all_slices else self._cut(x, self.dim).cpu() for x in found]
+        return self._split(some[part.target].cpu(), self.dim, n)
+
+    def _edited(self, node: Node, edit: Edit, k: int, whole: Mapping[int, list[Any]]) -> Any:
+        """What an edit gives on whole values."""
+        known = self._whole(_needs(node, edit), k, whole)
+        if node.id in known and not whole.keys().isdisjoint(node.parents):
+            known[node.id] = _run(node, known, self._device)
+        with _on(self._device):
+            return edit.run(*filled(node.args if edit.takes is None else edit.takes, known))
+
+    def _whole(self, numbers: Iterable[int], k: int, whole: Mapping[int, list[Any]]) -> dict[int, Any]:
+        return {p: whole[p][k] if p in whole else self._values[p] for p in numbers}
+
+    def _on_slices(self, i: int, whole: Mapping[int, list[Any]], some: Mapping[int, Any], n: int) -> Any:
+        """What an operation gives on the slices of `n` edits; one by one where it takes another whole value of each."""
+        (ways, sizes), own = self._takes[i], self._along[i]
+        if own is not None and n > 1 and any(along is None and p in whole for p, along in ways.items()):
+            split = {p: self._split(some[p], along, n) for p, along in ways.items() if along is not None and p in some}
+            each = [
+                self._on_slices(i, {p: [x[k]] for p, x in whole.items()}, {p: x[k] for p, x in split.items()}, 1)
+                for k in range(n)
+            ]
+            return self._joined(each, own)
+        taken = {p: self._taken(p, along, whole, some, n) for p, along in ways.items()}
+        return _run(self._sized(self._part.nodes[i], sizes, n), taken, self._device)
+
+    def _taken(
+        self, p: int, along: Along | None, whole: Mapping[int, list[Any]], some: Mapping[int, Any], n: int
+    ) -> Any:
+        """What an operation takes: slices of all edits, where it takes these alone."""
+        if along is None or p in some:
+            return some[p] if p in some else self._whole([p], 0, whole)[p]
         if p in whole:
-            return self._cut(whole[p], along)
+            return self._joined([self._cut(x, along) for x in whole[p]], along)
         if (p, along) not in self._known:
             self._known[p, along] = self._cut(self._values[p], along)
-        return self._known[p, along]
+        return self._joined([self._known[p, along]] * n, along)
+
+    def _joined(self, values: Sequence[Any], along: Along) -> Any:
+        """The slices of several, one after another within each of `outer`."""
+
+        def joined(*xs: Any) -> Any:
+            apart = [x.unflatten(along.dim, (along.outer, -1)) for x in xs]
+            return torch.cat(apart, along.dim + 1).flatten(along.dim, along.dim + 1)
+
+        return tree_map(joined, *values) if len(values) > 1 else values[0]
+
+    def _split(self, x: Any, along: Along, n: int) -> list[Any]:
+        """The slices of each of `n` that were joined."""
+
+        def part(k: int, x: Tensor) -> Tensor:
+            apart = x.unflatten(along.dim, (along.outer, n, -1))
+            return apart.select(along.dim + 1, k).flatten(along.dim, along.dim + 1)
+
+        return [tree_map_only(Tensor, partial(part, k), x) for k in range(n)] if n > 1 else [x]
 
     def _cut(self, x: Any, along: Along) -> Any:
         at = torch.arange(along.outer)[:, None, None] * self._length + self._places[:, None]
@@ -137,11 +191,11 @@ class Slices:
             ways = itertools.product(*([*self._ways(self._values[p])] for p in node.parents))
             for way in itertools.islice(ways, MOST_WAYS):
                 taken = dict(zip(node.parents, way, strict=True))
-                for resized in self._resized(node):
+                for sizes in self._sizes(node):
                     with collected([], "an operation on slices", (RuntimeError, IndexError)):
                         cut = {p: self._cut(full[p], a) if a is not None else full[p] for p, a in taken.items()}
-                        if _equal(_run(resized, cut, self._device), wanted):
-                            return taken, resized
+                        if _equal(_run(self._sized(node, sizes, 1), cut, self._device), wanted):
+                            return taken, sizes
         return None
 
     def _ways(self, value: Any) -> Iterator[Along | None]:
@@ -153,29 +207,34 @@ class Slices:
             if n > self._length and n % self._length == 0:
                 yield from (Along(dim, n // self._length), Along(dim, 1, n // self._length))
 
-    def _resized(self, node: Node) -> Iterator[Node]:
-        """The operation with its sizes as they are, and each of them, or all, for the slices in place of the whole."""
+    def _sizes(self, node: Node) -> Iterator[Sequence[tuple[int, int]]]:
+        """Which of its sizes, by argument and place, may be those of slices: none, each, or all."""
         sizes = [(k, j) for k, arg in enumerate(node.args) if isinstance(arg, (list, tuple)) for j in range(len(arg))]
         multiple = [(k, j) for k, j in sizes if isinstance(n := node.args[k][j], int) and n and n % self._length == 0]
-        for some in ([], *([each] for each in multiple), multiple):
-            args = [list(arg) if isinstance(arg, (list, tuple)) else arg for arg in node.args]
-            for k, j in some:
-                args[k][j] = args[k][j] // self._length * len(self._places)
-            yield Node(node.id, node.func, tuple(args), node.kwargs, node.shape, node.dtype, node.site)
+        return iter([[], *([each] for each in multiple), multiple])
+
+    def _sized(self, node: Node, sizes: Sequence[tuple[int, int]], n: int) -> Node:
+        """The operation with sizes for the slices of `n` edits."""
+        args = [list(arg) if isinstance(arg, (list, tuple)) else arg for arg in node.args]
+        for k, j in sizes:
+            args[k][j] = args[k][j] // self._length * len(self._places) * n
+        return Node(node.id, node.func, tuple(args), node.kwargs, node.shape, node.dtype, node.site)
 
 
-def sampled(part: Part, wrong: Tensor, device: torch.device) -> Slices | None:
-    """The slices of a step by which least is left to compute; None of a small one, or where half is left at least."""
+def sampled(part: Part, wrong: Tensor, values: Mapping[int, Any]) -> Slices | None:
+    """The slices of a step by which least is left to compute; None of a small one, or where half is left at least.
+
+    `values` are the part's, on the device where they are to be computed.
+    """
     if not large(part):
         return None
-    values = tree_map_only(Tensor, lambda x: x.to(device), part.values)
     found = list[Slices]()
     for dim, length in enumerate(wrong.shape):
         if length >= 4 * SLICES:
             at = wrong.movedim(dim, 0).reshape(length, -1).any(1)
             both = ((at.nonzero(), 3 * SLICES // 4), ((~at).nonzero(), SLICES // 4))
             some = [each[torch.linspace(0, len(each) - 1, n).long()] for each, n in both if len(each)]
-            found.append(Slices(part, dim, torch.cat(some).flatten().unique(), values, device))
+            found.append(Slices(part, dim, torch.cat(some).flatten().unique(), values))
     best = min(found, key=lambda each: each.work, default=None)
     return best if best is not None and best.work < _whole(part) / 2.0 else None
 
@@ -185,20 +244,46 @@ def large(part: Part) -> bool:
     return _whole(part) >= LARGE and UNCHECKED.keys().isdisjoint(node.op for node in part.nodes)
 
 
+def _needs(node: Node, edit: Edit) -> set[int]:
+    """Of which operations an edit takes the results; its own number is for what it takes the place of."""
+    args = node.args if edit.takes is None else edit.takes
+    needs = {leaf.id for leaf in tree_leaves(args) if isinstance(leaf, Ref)}
+    return needs | ({*node.parents} if node.id in needs else set())
+
+
 def _whole(part: Part) -> float:
     return sum(_work(part, i) for i in part.program.cone([part.target], ()))
 
 
-class _OnHost(TorchDispatchMode):
-    """Runs on the CPU what looks up places, which raises for those outside of a tensor; on a GPU it would end CUDA."""
+class _Lookups(TorchDispatchMode):
+    """Runs what looks up places beside its tensor if all are inside of it, else on the CPU: there a place outside
+    raises, and on a GPU it would end CUDA."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not name_of(func).startswith(LOOKUPS):
+        name = name_of(func)
+        if not name.startswith(LOOKUPS):
             return func(*args, **(kwargs or {}))
-        device = next((x.device for x in tree_leaves(args) if isinstance(x, Tensor)), torch.device("cpu"))
-        here = tree_map_only(Tensor, Tensor.cpu, (args, kwargs or {}))
-        found = tree_map_only(Tensor, lambda x: x.to(device), func(*here[0], **here[1]))
-        return args[0].copy_(found) if name_of(func).endswith("_") else found
+        own = next((x.device for x in tree_leaves(args) if isinstance(x, Tensor)), torch.device("cpu"))
+        device = own if _inside(*args) else torch.device("cpu")
+        here = tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs or {}))
+        found = tree_map_only(Tensor, lambda x: x.to(own), func(*here[0], **here[1]))
+        return args[0].copy_(found) if name.endswith("_") and device != own else found
+
+
+def _inside(x: Any, by: Any = None, *others: Any) -> bool:
+    """Whether whole numbers, in one dimension or a tensor of them for each of the first, are places of a tensor."""
+    if not isinstance(x, Tensor) or not x.ndim:
+        return False
+    some = [*zip(by, x.shape, strict=False)] if isinstance(by, (list, tuple)) else [(by, min(x.shape))]
+    some = [(others[0], x.shape[by])] if isinstance(by, int) and others else some
+    return all(
+        places is None or (isinstance(places, Tensor) and places.dtype == torch.int64 and _below(places, n))
+        for places, n in some
+    )
+
+
+def _below(places: Tensor, n: int) -> bool:
+    return not places.numel() or bool((places.min() >= 0) & (places.max() < n))
 
 
 @contextmanager
@@ -207,7 +292,7 @@ def _on(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         if device.type != "cpu":
             stack.enter_context(device)
-            stack.enter_context(_OnHost())
+            stack.enter_context(_Lookups())
         yield
 
 
