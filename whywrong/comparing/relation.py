@@ -23,7 +23,7 @@ from whywrong.comparing.factors import Fit, fit
 from whywrong.comparing.precision import FLOATS, INTEGERS, UNIT_ROUNDOFF, dtype_of, name_of, representable
 from whywrong.tables import ranges
 
-SAME, PART, DIFFERS = "same", "part", "differs"
+SAME, PART, PARTLY, DIFFERS = "same", "part", "partly", "differs"
 HASHED = 1 << 22
 """Elements that are hashed at a time, and that are looked at to see what type they fit."""
 FEW = 8
@@ -196,7 +196,7 @@ def _partly(o: Tensor, g: Tensor, fingers: list[Tensor], goldens: list[Tensor]) 
         x = o.index_select(d, rest)
         inner = relation(x, g.index_select(d, rest)).words if o.shape == g.shape else "not the golden's"
         words += f"; the others, {ranges(rest.tolist())}: {inner if bool((x.double() != 0.0).any()) else 'zero'}"
-    return Relation("partly" if len(rest) else PART, words, name_of(o.dtype))
+    return Relation(PARTLY if len(rest) else PART, words, name_of(o.dtype))
 
 
 def _places(finger: Tensor, golden: Tensor) -> tuple[Tensor, Tensor]:

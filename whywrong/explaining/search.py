@@ -20,6 +20,7 @@ from whywrong.checking.localise import few_threads, localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of
 from whywrong.comparing.regions import Region, bits_of_subset, numbers_of_slices, tightest
+from whywrong.comparing.relation import agreed
 from whywrong.console import Progress
 from whywrong.errors import UsageError, check_number, collected
 from whywrong.explaining.explanation import CAUSE, NONE, UNDECIDABLE, Cause, Explanation
@@ -146,20 +147,20 @@ def explain(
         return Explanation(None, "no divergence", report=report)
     golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
     result = Explanation(step, NONE, others=[name for name in wrong if name != step], report=report)
-    if step not in loops and _without_search(golden, reports, result):
-        return result
     golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end CUDA
     traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
     trace = traces.pop(k)
+    if step not in loops and _without_search(golden, trace, reports, result):
+        return result
     if step in loops:
         return _together(golden, trace, report, step, seconds)
     _searched(golden, trace, traces, report.precision, seconds, result)
     return result if result.causes else _elsewhere(golden, trace, report, seconds, result)
 
 
-def _without_search(golden: Golden, reports: list[Localisation], result: Explanation) -> bool:
-    """Whether there is nothing to search for, which is noted: no numbers, an input, or a step that not all runs have
-    wrong."""
+def _without_search(golden: Golden, observed: Trace, reports: list[Localisation], result: Explanation) -> bool:
+    """Whether there is nothing to search for, which is noted: no numbers, an input, a parameter of which it is known
+    what it holds, or a step that not all runs have wrong."""
     step, report = str(result.step), result.report or reports[0]
     if (total := report.findings[step].total) is None or total.count < 0:
         result.notes.append(f"{step}: {report.findings[step].words}; there are no numbers to reproduce")
@@ -168,13 +169,23 @@ def _without_search(golden: Golden, reports: list[Localisation], result: Explana
     if node.func == INPUT:
         if step not in golden.parameters:
             result.notes.append(f"{step} is an input: give the golden what the program was given")
-        return True
+            return True
+        if held := _held(golden, observed.read(step), step):
+            result.verdict, result.causes = CAUSE, [Cause("swap", f"{step} holds what {held} is", "", 0.0)]
+        return bool(held)
     correct = sum(step in report.findings and not report.findings[step].wrong for report in reports)
     if correct:
         count = f"{len(reports) - correct} of {len(reports)}"
         says = f"{step} is wrong in {count} runs: a race, or memory that was never written"
         result.verdict, result.causes = CAUSE, [Cause("race", says, node.site, 0.0)]
     return correct > 0
+
+
+def _held(golden: Golden, x: Tensor, parameter: str) -> str:
+    """Which other of the golden's parameters a wrong one holds; nothing where none, or all is one number."""
+    others = (name for name in golden.parameters if name != parameter and golden[name].shape == x.shape)
+    same = bool((x == x.flatten()[:1]).all())
+    return next((name for name in others if not same and agreed(x, golden[name])), "")
 
 
 def _elsewhere(golden: Golden, trace: Trace, report: Localisation, seconds: float, result: Explanation) -> Explanation:

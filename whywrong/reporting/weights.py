@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from whywrong.checking.alignment import renamed
-from whywrong.comparing.relation import DIFFERS, PART, SAME, Relation, agreed, relation
+from whywrong.comparing.relation import DIFFERS, PART, PARTLY, SAME, Relation, agreed, relation
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import SUFFIXES, natural, open_dump
 from whywrong.recording.steps import Steps, Trace, as_trace
@@ -128,7 +128,7 @@ def _find_others(found: dict[str, Relation], ours: Trace, theirs: Trace) -> str:
 
     Returns a note where not all were looked for.
     """
-    sought, firsts = _of(found, MISSING, EXTRA, DIFFERS, "partly"), defaultdict[torch.Size, dict[str, Tensor]](dict)
+    sought, firsts = _of(found, MISSING, EXTRA, DIFFERS, PARTLY), defaultdict[torch.Size, dict[str, Tensor]](dict)
     for name, x in ((name, ours.read(name)) for name in ours.names if sought):
         firsts[x.shape][name] = _first(x)
     same = {*_of(found, SAME)}
