@@ -54,6 +54,12 @@ def digits(value: float, significant: int = 2) -> str:
     return f"{float(short):.0f}" if "e+" in short else short
 
 
+def listed(words: Iterable[str], most: int = 8) -> str:
+    """Words in a sentence: the first `most`, and how many more there are."""
+    every = list(words)
+    return ", ".join(every[:most]) + f" and {len(every) - most} more" * (len(every) > most)
+
+
 def runs(places: Iterable[int]) -> list[tuple[int, int]]:
     """The first and the last of each run of neighbours, of whole numbers in ascending order."""
     groups = (list(run) for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0]))

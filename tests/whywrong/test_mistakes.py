@@ -37,6 +37,8 @@ MISTAKES = {
     ),
     "precision as a dict": (lambda: localise(RIGHT, RECORDED, precision={"storage": "bf16"}), ("precision", "storage")),
     "a format that is none": (lambda: Precision("bf17"), ("storage", "bf17", "bfloat16")),
+    "a module in place of what it gives": (lambda: whywrong.assert_close(X, nn.Linear(4, 4)), ("golden", "Linear")),
+    "a function in place of what it gives": (lambda: whywrong.assert_close(torch.relu, X), ("golden", "relu itself")),
     "a precision for a missing step": (
         lambda: localise(RIGHT, RECORDED, precision=Precision(steps={"score": {"storage": "bf16"}})),
         ("precision", "score", "did you mean scores"),

@@ -15,7 +15,7 @@ from whywrong.comparing.elements import Elements
 from whywrong.comparing.precision import Precision
 from whywrong.comparing.structure import Structure
 from whywrong.recording.watching import GRADIENT
-from whywrong.tables import EVERY_ROW, Table, digits, number, printable, runs
+from whywrong.tables import EVERY_ROW, Table, digits, listed, number, printable, runs
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
@@ -215,14 +215,14 @@ class Localisation:
         return {_several(some): [f.name for f in some] for some in self._repeated() if len(some) > 1}
 
     def folded(self, names: list[str]) -> str:
-        """Names in a sentence; of neighbours in a loop the first and the last."""
+        """Names in a sentence, the first of many; of neighbours in a loop the first and the last."""
         said = {name: name for name in names}
         for loop in self.loops.values():
             for first, last in runs([k for k, name in enumerate(loop) if name in said]):
                 if last - first > 1:
                     said = {name: words for name, words in said.items() if name not in loop[first + 1 : last + 1]}
                     said[loop[first]] = f"{loop[first]} ... {loop[last]}"
-        return ", ".join(said.values())
+        return listed(said.values())
 
     def _repeated(self) -> list[list[Finding]]:
         """The findings, those of steps together that one line computes, and whose names differ in one number."""
@@ -286,14 +286,12 @@ def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
     shown = next((f for f in some if f.name == first or f.wrong), next((f for f in some if f.diverges), some[-1]))
     rows = [_row(f, first) for f in some]
     worst = max(some, key=lambda f: (f.diverges, _share(f)))
-    until = (
-        " on"
-        if numbers[-len(wrong) :] == wrong
-        else f" to {wrong[-1]}, in {len(wrong)} of {len(some)}"
-        if wrong
-        else ""
-    )
-    which = f"wrong from {wrong[0]}{until}: " if 0 < len(wrong) < len(some) else "all wrong: " if wrong else ""
+    which = "all wrong: " if wrong else ""
+    if len(wrong) == 1:
+        which = f"wrong at {wrong[0]} alone: "
+    elif 0 < len(wrong) < len(some):
+        until = " on" if numbers[-len(wrong) :] == wrong else f" to {wrong[-1]}, in {len(wrong)} of {len(some)}"
+        which = f"wrong from {wrong[0]}{until}: "
     off = max(some, key=lambda f: f.total.max_abs if f.total else 0.0)
     columns = _row(worst, first)
     largest = columns[1] if "NaN" in columns[1] else _row(off, first)[1]

@@ -86,6 +86,9 @@ def _steps(given: Any, recorded: bool = False) -> Any:
     """
     if isinstance(given, (Trace, Mapping, Golden)):
         return given
+    if callable(given):
+        called = getattr(given, "__name__", type(given).__name__)
+        raise UsageError(f"expected numbers, or what whywrong.golden recorded of {called}, got {called} itself")
     numbers = (ndarray, generic) if recorded else (ndarray, generic, Number)
     return dict(tensors_of(OUTPUT, tree_map_only(numbers, partial(as_tensor, OUTPUT), given)))
 

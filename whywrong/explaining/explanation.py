@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from whywrong.checking.findings import OTHER_PARAMETER, Localisation, plain
-from whywrong.tables import Table, digits, printable
+from whywrong.tables import Table, digits, listed, printable
 
 Tensor = torch.Tensor
 
@@ -87,13 +87,12 @@ class Explanation:
             why = why if off <= 1.0 else f"up to {digits(off, 3)} times the tolerance is left"
             yield f"no fit, but nearest: {self.nearest.says} ({why}; {line})"
         if self.separate:
-            yield f"they differ on other inputs: .separate has {', '.join(self.separate)}"
+            yield f"they differ on other inputs: .separate has {listed(self.separate)}"
         if self.blind_to:
-            more = len(self.blind_to) - 3
-            words = ", ".join([*self.blind_to][:3]) + f" and {more} kinds more" * (more > 0)
-            yield f"these inputs would not show some mutations, of {words} (.blind_to has an example of each kind)"
+            some = listed(self.blind_to, 3)
+            yield f"these inputs would not show some mutations, of {some} (.blind_to has an example of each kind)"
         if self.others:
-            names = self.report.folded(self.others) if self.report else ", ".join(self.others)
+            names = self.report.folded(self.others) if self.report else listed(self.others)
             yield f"also wrong by themselves: {names} (step=, or --step, looks at each, or at a loop's in one)"
 
     def table(self) -> Table:

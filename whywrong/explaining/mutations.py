@@ -1194,7 +1194,9 @@ def regrouped(c: Context, i: int) -> Iterator[Way]:
         ends = later[-6:] + [target.id] * (target.shape[d : d + 1] == (len(order),))
         for k in (k for k in ends if k != i and k in part.downstream(i)):
             edits = edit_results([i], entries(d, order)) | edit_results([k], entries(d, order.argsort()))
-            yield "permute", f"from {c.called(i)} to {c.called(k)}, {words}", edits, 2
+            first, last = c.called(i), c.called(k)
+            between = f"from {first} to {last}" if first != last else f"from one {first} to another"
+            yield "permute", f"{between}, {words}", edits, 2
 
 
 @for_each(lambda c: c.names.items())
@@ -1227,7 +1229,8 @@ def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[t
             of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
             for a in (a for a in range(2, m // 2 + 1) if m % a == 0):
                 order = torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
-                yield d, order, f"{of} is taken as {m // a} x {a} in place of {a} x {m // a}"
+                square, words = a * a == m, f"is taken as {m // a} x {a} in place of {a} x {m // a}"
+                yield d, order, f"{of} {f'is transposed as {a} x {a}' if square else words}"
 
 
 @for_each(lambda c: c.names.items())
