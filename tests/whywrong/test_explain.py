@@ -1357,8 +1357,14 @@ def textbook():
     for t in range(19):
         total = reward[t] + 0.9 * (1 - done[t]) * total
         forward.append(total)
-    yield groups, (x, weight, bias), grouped, "permute", "in native_group_norm, dimension 1 of 12 is taken as 3 x 4"
-    yield heads, (q, k), ours, "permute", "dimension 1 of 6 is taken as 2 x 3 in place of 3 x 2"
+    yield (
+        groups,
+        (x, weight, bias),
+        grouped,
+        "permute",
+        "in native_group_norm, dimension 1 of 12 is taken as 4 x 3 in place of 3 x 4",
+    )
+    yield heads, (q, k), ours, "permute", "dimension 1 of 6 is taken as 3 x 2 in place of 2 x 3"
     yield softmax, (taken, values), mean, "factor", "in tiles of 8, is averaged over these"
     yield weighed, (taken, taken.logsumexp(1)), own / own.sum(1, keepdim=True), "factor", "to the largest number of all"
     yield positions, (x,), x * torch.cos(0.1 * torch.arange(31 - 12, 36 - 12)), "shift", "arange is -12"
@@ -1377,7 +1383,7 @@ def textbook():
     turned = q[:, :, [0, 2, 4, 1, 3, 5, 6, 7]]
     swapped = rows[:, [2, 3, 0, 1, 4, 5]]
     instance = torch.nn.functional.instance_norm(x) * weight[:, None] + bias[:, None]
-    words = "0 to 5 of dimension 2 is taken as 2 x 3 in place of 3 x 2"
+    words = "0 to 5 of dimension 2 is taken as 3 x 2 in place of 2 x 3"
     yield rotary, (x, q), rotary(x, turned)[:, :, [0, 3, 1, 4, 2, 5, 6, 7]], "permute", words
     yield groups, (x, weight, bias), instance, "axis", "native_group_norm runs over dimension 3, not 2, 3"
     yield gates, (rows, nodes), gates(swapped, nodes), "swap", "parts 0 and 1 of 3 are taken for each other"

@@ -17,7 +17,7 @@ G = normal(ROWS, COLUMNS)
 
 
 def swapped(x, outer, a, b):
-    """In each of `outer` groups of rows a x b blocks taken as b x a."""
+    """In each of `outer` groups of rows a x b blocks transposed."""
     return x.view(outer, a, b, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
@@ -30,17 +30,17 @@ MOVED = {
     "rotary halves to pairs": (
         lambda x: swapped(x, 4, 2, 32),
         "regrouped",
-        "dimension 0: in each of 4 groups, 64 slices = 2 x 32 taken as 32 x 2 (halves interleaved)",
+        "dimension 0: in each of 4 groups, 64 slices = 2 x 32, transposed (halves interleaved)",
     ),
     "rotary pairs to halves": (
         lambda x: swapped(x, 4, 32, 2),
         "regrouped",
-        "dimension 0: in each of 4 groups, 64 slices = 32 x 2 taken as 2 x 32 (pairs brought to halves)",
+        "dimension 0: in each of 4 groups, 64 slices = 32 x 2, transposed (pairs brought to halves)",
     ),
     "heads before projections": (
         lambda x: swapped(x, 1, 4, 2),
         "regrouped",
-        "dimension 0: 8 blocks of 32 = 4 x 2 taken as 2 x 4",
+        "dimension 0: 8 blocks of 32 = 4 x 2, transposed",
     ),
     "gates": (lambda x: blocks(x, (0, 2, 1, 3)), "permuted", "dimension 0: 4 blocks of 64 in the order 0, 2, 1, 3"),
     "gate and up": (lambda x: blocks(x, (1, 0)), "permuted", "dimension 0: 2 blocks of 128 in the order 1, 0"),
@@ -52,7 +52,7 @@ MOVED = {
     "both dimensions": (
         lambda x: blocks(swapped(x, 4, 2, 32).T, (1, 0)).T,
         "regrouped",
-        "dimension 0: in each of 4 groups, 64 slices = 2 x 32 taken as 32 x 2 (halves interleaved); "
+        "dimension 0: in each of 4 groups, 64 slices = 2 x 32, transposed (halves interleaved); "
         "dimension 1: 2 blocks of 96 in the order 1, 0",
     ),
     "flipped": (lambda x: x.flip(0), "flipped", "dimension 0: 256 slices in reverse"),
@@ -75,7 +75,7 @@ MOVED = {
     "transposed pairs": (
         lambda x: swapped(x, 4, 2, 32).T,
         "transposed",
-        "transposed; dimension 1: in each of 4 groups, 64 slices = 2 x 32 taken as 32 x 2 (halves interleaved)",
+        "transposed; dimension 1: in each of 4 groups, 64 slices = 2 x 32, transposed (halves interleaved)",
     ),
     "shuffled": (
         lambda x: x.flatten()[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))].view(x.shape),
@@ -109,7 +109,7 @@ def test_a_bias_of_few_different_numbers_is_found_too():
     bias = normal(4096, dtype=torch.bfloat16)
     assert len(bias.unique()) < 2000
     assert relation(swapped(bias, 32, 2, 64), bias).words.endswith(
-        "128 slices = 2 x 64 taken as 64 x 2 (halves interleaved)"
+        "128 slices = 2 x 64, transposed (halves interleaved)"
     )
     assert relation(blocks(bias, (0, 2, 1, 3)), bias).words.endswith("4 blocks of 1024 in the order 0, 2, 1, 3")
 
@@ -124,7 +124,7 @@ def test_dimensions_of_a_convolution():
 def test_twelve_as_four_by_three_taken_as_three_by_four():
     x = torch.arange(12.0)
     found = relation(x.view(4, 3).T.reshape(12), x)
-    assert (found.kind, found.words) == ("regrouped", "dimension 0: 12 slices = 4 x 3 taken as 3 x 4")
+    assert (found.kind, found.words) == ("regrouped", "dimension 0: 12 slices = 4 x 3, transposed")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float64], ids=str)

@@ -7,6 +7,7 @@ golden is known, and it is compared with the errors of the steps before.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -117,11 +118,25 @@ def _check_arguments(observed: Any, precision: Any, names: Any, false_alarm: Any
 
 
 def few_threads(elements: int) -> AbstractContextManager[None]:
-    """One thread for small tensors: several would wait for each other longer than they work.
+    """One thread for small tensors, where several would wait for each other longer than they work, and where another
+    process takes a core: then each operation of several threads waits until that one is let go.
 
     torch keeps this number for each thread; only a thread that first uses torch meanwhile begins with it too.
     """
-    return temporarily(torch.get_num_threads, torch.set_num_threads, 1 if elements < SMALL else torch.get_num_threads())
+    most = torch.get_num_threads()
+    several = most > 1 and elements >= SMALL and _seconds(most) < _seconds(1)
+    return temporarily(torch.get_num_threads, torch.set_num_threads, most if several else 1)
+
+
+def _seconds(threads: int) -> float:
+    """How long some operations take now, on so many threads; some 50 ms on one."""
+    x = torch.ones(1 << 17, dtype=torch.float64)
+    with temporarily(torch.get_num_threads, torch.set_num_threads, threads):
+        x.sqrt()  # starts the threads
+        begun = time.perf_counter()
+        for _ in range(256):
+            x.sqrt()
+        return time.perf_counter() - begun
 
 
 def _guessed(steps: Trace) -> tuple[Precision, list[str]]:

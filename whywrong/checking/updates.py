@@ -13,6 +13,7 @@ import torch
 from whywrong.comparing.precision import UNIT_ROUNDOFF, half_ulp, name_of
 from whywrong.recording.golden import Golden
 from whywrong.recording.steps import Trace
+from whywrong.tables import listed
 
 HIDDEN_SHARE = 0.1
 """The share of elements whose change is lost from which a note says so."""
@@ -47,7 +48,7 @@ def hidden(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> 
         return []
     few, many = (f"{value:.0%}" for value in (min(shares.values()), max(shares.values())))
     names, share = list(shares), few if few == many else f"{few} to {many}"
-    which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} steps more"
+    which = listed(names, 1)
     dtype = name_of(observed.read(names[0]).dtype)
     return [f"in {which} {share} of the changes are lost: they are below half a digit of {dtype}"]
 
@@ -63,9 +64,10 @@ def _lost(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> I
         new, old = (observed.read(step).to(start.device) for step in (name, before))
         if new.shape != old.shape or new.dtype != old.dtype or name_of(new.dtype) not in UNIT_ROUNDOFF:
             continue
-        change = end.double() - start.double()
-        small = (change != 0.0) & (change.abs() <= half_ulp(old.double(), name_of(old.dtype)))
-        share = int((small & (new == old)).sum()) / max(1, int((change != 0.0).sum()))
+        change = (end.double() - start.double()).abs()
+        made = change > 16.0 * UNIT_ROUNDOFF["float64"] * start.double().abs()  # what is left is the golden's rounding
+        small = made & (change <= half_ulp(old.double(), name_of(old.dtype)))
+        share = int((small & (new == old)).sum()) / max(1, int(made.sum()))
         if share >= HIDDEN_SHARE:
             yield name, share
 

@@ -141,7 +141,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _simple_orders(at: Tensor) -> Iterator[_Order]:
-    """Up to 4 blocks in any order, more in reverse or a x b taken as b x a; in one group or in each of several."""
+    """Up to 4 blocks in any order, more in reverse, or a x b transposed; in one group or in each of several."""
     for outer in _divisors(len(at)):
         for count in _divisors(len(at) // outer)[1:]:
             x = at.view(outer, count, -1)
@@ -153,7 +153,7 @@ def _simple_orders(at: Tensor) -> Iterator[_Order]:
             for a in _divisors(count)[1:-1]:
                 b = count // a
                 rotary = {a: "halves interleaved", b: "pairs brought to halves"}.get(2, "") if size == 1 else ""
-                words = f"{blocks} = {a} x {b} taken as {b} x {a}{f' ({rotary})' * bool(rotary)}"
+                words = f"{blocks} = {a} x {b}, transposed{f' ({rotary})' * bool(rotary)}"
                 yield "regrouped", words, x.unflatten(1, (a, b)).transpose(1, 2).flatten()
 
 

@@ -162,7 +162,7 @@ def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
     if n % 2 == 0 and n > 2:
         yield "swap", f"turned: the halves of dimension {d} are exchanged", entries(d, own.roll(n // 2))
     for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
-        words = f"read with dimension {d}, {n} = {a} x {n // a}, taken as {n // a} x {a}"
+        words = f"read with dimension {d}, {n} = {a} x {n // a}, transposed"
         yield "permute", words, entries(d, own.view(a, -1).T.flatten())
     for parts in (p for p in (3, 4) if n % p == 0):
         for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
@@ -530,7 +530,8 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             1 + (kind in RARE_KINDS or what.endswith("with zeros")),
         )
     for by in (sign * 2**k for k in range(1, 8) for sign in (1, -1)) if x.dtype in INTEGER_DTYPES else ():
-        yield "shift", f"{name} is {by:+d}", edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
+        words = f"{name} is {abs(by)} {'more' if by > 0 else 'less'}"
+        yield "shift", words, edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
@@ -1229,7 +1230,7 @@ def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[t
             of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
             for a in (a for a in range(2, m // 2 + 1) if m % a == 0):
                 order = torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
-                square, words = a * a == m, f"is taken as {m // a} x {a} in place of {a} x {m // a}"
+                square, words = a * a == m, f"is taken as {a} x {m // a} in place of {m // a} x {a}"
                 yield d, order, f"{of} {f'is transposed as {a} x {a}' if square else words}"
 
 
