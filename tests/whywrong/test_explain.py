@@ -286,7 +286,7 @@ def kernels():
     yield layer_norm, (x,), unmasked, "mask", "the variance counts the padding up to 64, which is zero less the mean"
     yield total, (x,), x[8:].sum(0), "truncate", "sum leaves out 0 to 7 of dimension 0 of 9 of x"
     yield mean_square, (x,), mean_square(x) * 50 / 64, "scale", "over 64, not 50"
-    yield product, (x, w), read[0] @ w, "layout", "x is read with a leading dimension of 22, not 50"
+    yield product, (x, w), read[0] @ w, "layout", "x, as used here, is read with a leading dimension of 22, not 50"
     yield product, (x, w), read[1] @ w, "none", ""
     yield biased, (x, w, b), late, "other", "add comes after"
     some = torch.rand(9, 22, generator=generator)
@@ -367,7 +367,13 @@ def further():
 
     yield lambda x: x @ x.mT, (m,), (m @ m.mT).tril(), "zero", "zero above the diagonal"
     yield lambda x, w: x @ w, (x, w), x @ w[buffers], "stale", "made of every other tile of 8"
-    yield rms, (x,), rms(x - x.mean(-1, keepdim=True)), "function", "x is less its mean along dimension 1"
+    yield (
+        rms,
+        (x,),
+        rms(x - x.mean(-1, keepdim=True)),
+        "function",
+        "x, as used here, is less its mean along dimension 1",
+    )
     yield lambda x: x.cumsum(1), (x,), torch.cat([part.cumsum(1) for part in x.split(16, 1)], 1), "stale", "tile of 16"
     yield back, (x,), 2.0 * x, "permute", "index is left out"
     yield lambda x: x[order], (x,), x, "permute", "passes as it is"
@@ -440,7 +446,7 @@ def test_equivalent_mutations_are_listed_with_the_cause_and_a_backward_has_no_li
     (cause,) = found.causes
     assert (found.step, cause.kind, cause.line) == ("grad:x", "zero", "in its backward")
     assert f"{cause.says}; equivalent mutations: " in repr(found)
-    assert "drop_term: x is zero, as if it were left out" in repr(found)
+    assert "drop_term: x, as used here, is zero, as if it were left out" in repr(found)
     assert f" (.also has all {len(cause.also)})" in repr(found)
 
 
@@ -600,7 +606,10 @@ def test_a_value_that_is_cut_to_another_format_is_named_by_it():
     x, w = torch.randn(64, 48, generator=generator), torch.randn(48, 32, generator=generator)
     recorded = whywrong.golden(lambda x, w: x @ w, x=x, w=w)
     bits = x.view(torch.int32)
-    for cut, words in ((bits & ~0xFFFF, "x is cut to bfloat16"), ((bits + 0x1000) & ~0x1FFF, "x is rounded to tf32")):
+    for cut, words in (
+        (bits & ~0xFFFF, "x, as used here, is cut to bfloat16"),
+        ((bits + 0x1000) & ~0x1FFF, "x, as used here, is rounded to tf32"),
+    ):
         found = whywrong.explain({"x": x, "w": w, "output": cut.view(torch.float32) @ w}, recorded, precision=F32)
         assert words in found.causes[0].says, found
 
@@ -1173,7 +1182,11 @@ def test_a_format_is_named_where_every_element_is_of_it_and_fewer_digits_where_t
     torch.manual_seed(13)
     x, w = torch.randn(20, 33), torch.randn(33, 24)
     y = x @ w.bfloat16().float()
-    for more, words in ((0.0, "w is rounded to bfloat16"), (1e-3, "fewer digits than declared"), (9.0, None)):
+    for more, words in (
+        (0.0, "w, as used here, is rounded to bfloat16"),
+        (1e-3, "fewer digits than declared"),
+        (9.0, None),
+    ):
         y[3, 4] += more
         found = of_one(lambda x, w: x @ w, y, x=x, w=w)
         assert [words in cause.says for cause in found.causes] == [True] * (words is not None), found

@@ -249,7 +249,7 @@ def test_a_case_that_the_reference_fails_on_is_discarded(says, hint):
 
     found = whywrong.fuzz(lambda x: x + 1, reference, torch.randn(4), most=1 << 10)
     assert (found.failure, found.discarded > 0, found.examples > 0) == (None, True, True)
-    assert f"discarded {found.discarded} times: RuntimeError: {says} (missing, perhaps: {hint}" in repr(found)
+    assert f"discarded, {found.discarded} of them: RuntimeError: {says} (missing, perhaps: {hint}" in repr(found)
 
 
 def test_no_case_begins_after_the_seconds_given():
@@ -506,7 +506,7 @@ def test_bad_arguments_are_named():
         hunted("right", dtypes=["nonsense"])
     with pytest.raises(UsageError, match=r"out: expected one of 'x'.*got 'y'"):
         hunted("right", out="y")
-    with pytest.raises(UsageError, match="expected one that takes every input but those that `out` names"):
+    with pytest.raises(UsageError, match=r"expected one that takes nothing \(not x: out=\)"):
         hunted("right", out="x")
     with pytest.raises(UsageError, match=r"for each axis of one of the tensors.*got 'y'"):
         hunted("right", sizes={"y": (3,)})

@@ -58,9 +58,7 @@ def test_a_buffer_that_is_not_cleared_is_one_explanation_for_all_times(
 
 def test_all_steps_of_a_loop_are_a_step_to_look_at(sequence: dict[str, torch.Tensor]) -> None:
     golden, steps = whywrong.golden(recurrence, **sequence), port(sequence, 2)
-    with pytest.raises(
-        whywrong.UsageError, match=r"expected a wrong one: h.2 \.\.\. h.5, output, 'h.0 \.\.\. h.5', got"
-    ):
+    with pytest.raises(whywrong.UsageError, match=r"expected a wrong one: h.2 \.\.\. h.5, 'h.0 \.\.\. h.5', got"):
         whywrong.explain(steps, golden, precision=FLOAT32, step="h.1")
     result = whywrong.explain(steps, golden, precision=FLOAT32, step="h.0 ... h.5", seconds=60.0)
     assert "is added to that of the time before" in result.causes[0].says

@@ -76,6 +76,8 @@ def common_steps(golden: Golden | Trace, observed: Trace) -> tuple[Golden | Trac
     if isinstance(golden, Golden):
         golden = golden.with_steps(_operations(golden, observed))
     in_both = {name: name for name in golden.names if name in observed}
+    if not observed.names:
+        raise UsageError(f"{observed.source or 'observed'}: expected tensors by the golden's names, got none")
     if not in_both:
         observed_names, golden_names = (
             ", ".join(side.names[:3] + ["..."] * (len(side.names) > 3)) or "none" for side in (observed, golden)

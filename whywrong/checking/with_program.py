@@ -138,6 +138,9 @@ class Rerun:
         for i, part in parts.items():
             if any(findings[name].wrong for name in self._names[i]):
                 findings |= self._tied(i, part)
+        for first, *others in self._names.values():  # one step by several names is wrong once
+            same = [n for n in others if findings.get(n) and torch.equal(self._observed[n], self._observed[first])]
+            findings |= {n: replace(findings[n], wrong=False, words=INHERITED) for n in same if findings[n].wrong}
         for i in parts:
             inherits = not tainted.isdisjoint(self._program.before(i, self._values))
             for name in self._names[i]:

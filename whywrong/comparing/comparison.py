@@ -123,7 +123,8 @@ def as_tensor(name: str, values: ArrayLike) -> torch.Tensor:
             narrow = getattr(torch, array.dtype.name if array.dtype.name in NARROW else "bfloat16")
             return as_tensor(name, array.view(f"u{array.dtype.itemsize}")).view(narrow)
         if array.dtype.kind not in "fiubc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
-            raise UsageError(f"{name}: expected a tensor or an array of 64 bits at most, got {array.dtype}")
+            got = array.dtype if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
+            raise UsageError(f"{name}: expected a tensor or an array of 64 bits at most, got {got}")
         shareable = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
         values = torch.from_numpy(array if shareable else array.astype(array.dtype.newbyteorder("=")))
     known = values.is_complex() or name_of(values.dtype) in FIELD_CHOICES["storage"]

@@ -49,9 +49,10 @@ def assert_close(
 
     As in torch.testing, structures must agree: no result is missing or additional, dicts have the same keys, and what
     is no number is equal (a recorded golden has numbers alone); a list may be a tuple. Only a Trace may have more steps
-    than the golden. Intermediate steps may be missing. A dtype must be of the golden's kind, floating-point or whole
-    numbers, and at least as wide as the declared storage, or else as the golden's dtype: of a recorded golden the
-    narrowest that was given to the reference. A golden of float64 says nothing of an implementation's dtype.
+    than the golden. Intermediate steps may be missing, and a result that is there as a step of another name. A dtype
+    must be of the golden's kind, floating-point or whole numbers, and at least as wide as the declared storage, or else
+    as the golden's dtype: of a recorded golden the narrowest that was given to the reference. A golden of float64 says
+    nothing of an implementation's dtype.
 
     Raises UsageError as :func:`whywrong.localise` does.
     """
@@ -113,7 +114,9 @@ def _difference(steps: Any, observed: Any, golden: Any, names: Mapping[str, str]
         trace = _renamed(steps, golden, names)
         there = {name: TENSOR for name, value in _items(trace) if isinstance(value, Tensor | ndarray | generic)}
         known = there.keys() & {*golden.steps, *golden.operations}
-        wanted = dict.fromkeys([*known, *golden.results], TENSOR)
+        given = {golden.steps[name] for name in known if name in golden.steps}
+        results = [name for name in golden.results if name in known or golden.steps[name] not in given]
+        wanted = dict.fromkeys([*known, *results], TENSOR)
     if isinstance(observed, Mapping) and there.keys().isdisjoint(wanted.keys() - {""}):
         return ""
     for name in dict.fromkeys([*wanted, *there]):

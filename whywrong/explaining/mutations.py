@@ -518,6 +518,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     x, node = part.values[i], part.nodes[i]
     name = c.called(i, len(ids) == 1) + words
     given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
+    name += ", as used here," * (given and not last and i in part.names)  # itself it is as observed, which is right
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
     for kind, what, change in c.changes(x, numbers=not (moved and real)):
         kind = "drop_term" if kind == "zero" and not last else kind

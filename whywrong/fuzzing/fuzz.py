@@ -10,6 +10,7 @@ import inspect
 import math
 import os
 import re
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -96,6 +97,8 @@ class Failure:
     informative: Callable[[], Iterable[Failure | str]] = tuple
     strided: bool = False
     reads: dict[Any, Span] = field(default_factory=dict)
+    called: dict[Any, str] = field(default_factory=dict)
+    """The reference's parameters by their positions, where inputs have no names."""
 
     def explain(self, seconds: float = 20.0) -> Explanation:
         """Why, by :func:`whywrong.explain`: the smallest inputs show little, so on `informative` where these fail too.
@@ -129,7 +132,8 @@ class Failure:
         """The inputs in words."""
         by_name = tensors(self.inputs).items()
         lying = {name: f", strides {x.stride()}" * (not x.is_contiguous()) for name, x in by_name}
-        return "; ".join(f"{name}: {name_of(x.dtype)} {list(x.shape)}{lying[name]}" for name, x in by_name)
+        said = {name: self.called.get(name, name) for name in self.inputs}
+        return "; ".join(f"{said[name]}: {name_of(x.dtype)} {list(x.shape)}{lying[name]}" for name, x in by_name)
 
     @property
     def numbers(self) -> str:
@@ -198,9 +202,10 @@ class FuzzReport:
         return f"{self.examples} tried, {self.refused} refused, {self.discarded} discarded"
 
     def __repr__(self) -> str:
+        more = ": seconds= (--seconds) allows more"
         none = "no failure found" + ", but it was hardly searched" * self.hardly_searched
         lines = [
-            f"{function_name(self.kernel)}: {self.failure or (none if self.examples else 'nothing was tried')}",
+            f"{function_name(self.kernel)}: {self.failure or (none if self.examples else f'nothing was tried{more}')}",
             f"{self.counts}; seed {self.seed}",
         ]
         sizes = [f"{name} {a} to {b} ({own})" for name, (a, b, own) in self.ranges.items() if b]
@@ -209,7 +214,7 @@ class FuzzReport:
         lines += [f"ended: {self.ended}"] * (self.failure is None) + self.notes
         for why, count in self.reasons.most_common(1):
             hint = next((f" (missing, perhaps: {hint})" for name, hint in HINTS.items() if why.startswith(name)), "")
-            lines.append(f"discarded {count} times: {why}{hint}")
+            lines.append(f"discarded, {count} of them: {why}{hint}")
         return printable("\n  ".join(lines))
 
     def as_json(self) -> dict[str, Any]:
@@ -282,7 +287,7 @@ def fuzz(
     ``lambda q, k: len(q) <= len(k)``. `dtypes` are sampled for floating-point tensors, `layouts` of :data:`LAYOUTS`
     ("contiguous" for a kernel that promises no strides), `values` of :data:`KINDS_OF_VALUES` (NaN and infinite ones
     only where they are asked for); `most` is how many elements all inputs may have together: by default (0) 2^17, but
-    2^9 where Triton's kernels are interpreted (TRITON_INTERPRET), some ms a program, and no strategy samples, and less
+    2^9 where Triton is imported and interprets (TRITON_INTERPRET), some ms a program, and no strategy samples, and less
     where the reference loops over a size and takes long. The product of all different lengths is 64 times as much at
     most. Two inputs of the same kind may be one tensor.
 
@@ -329,7 +334,8 @@ def fuzz(
     alone = isolated(isolate, example, kernel)
     asked = None if alone == "fresh" else reference  # which need not be one that can be imported
     process = Kernel(kernel, out, _names(refuses), report.arrays, alone, fixed, asked)
-    default = 1 << (17 if strategy or os.environ.get("TRITON_INTERPRET", "0") == "0" else 9)
+    interpreted = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET", "0") != "0"
+    default = 1 << (17 if strategy or not interpreted else 9)
     search = _Search(report, process, precision, seconds, examples)
     search.most, search.progress = most or default, Progress(progress)
     for what in (kernel, reference):
@@ -354,6 +360,9 @@ def fuzz(
     finally:
         process.close()
         search.progress.close()
+    if report.failure is not None:
+        names = [name for name in report.failure.inputs if name not in out]
+        report.failure.called = {n: p for p, n in _parameters(reference, names).items() if isinstance(p, str)}
     if report.discarded and not report.examples + report.refused:
         raise UsageError(f"reference: none of {report.discarded} inputs suits {function_name(reference)}: {search.why}")
     return report
@@ -408,7 +417,8 @@ class _Search:
         try:
             recorded = _record(report.reference, self._example.inputs, out)
         except TypeError as error:
-            wanted = "expected one that takes every input but those that `out` names"
+            names = ", ".join(str(name) for name in self._example.inputs if name not in out)
+            wanted = f"expected one that takes {names or 'nothing'}" + f" (not {', '.join(out)}: out=)" * bool(out)
             raise UsageError(f"reference: {first_line(error)}; {wanted}") from error
         found: Failure | str | None = None
         with suppress(_EnoughError):
@@ -530,7 +540,7 @@ class _Search:
         if recorded is not None and sum(recorded[name].numel() for name in recorded.names) > bounds[1]:
             self.why = Work.LARGE.format(4 * self.most)
         if self.why or recorded is None:
-            report.reasons[self.why] += 1
+            report.reasons += Counter([self.why] * (report.failure is None))
             return "discarded"
         longest = HANGING_SECONDS * (4 if inputs is self._example.inputs else 1)
         limit, left = min(longest, max(5.0, self._seconds / 4)), (self._end - time.monotonic()) / 2

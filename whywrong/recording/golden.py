@@ -349,7 +349,10 @@ def _recorded(
 
     def on_step(name: str, tensor: Tensor) -> None:
         name = unique(name, steps, last)
-        steps[name], values[name] = recorder.number(tensor), snapshot(tensor)
+        number, program = recorder.number(tensor), recorder.program
+        if program.nodes[number].func == INPUT and not name.startswith(GRADIENT):  # given back as it is
+            number = program.add(torch.ops.aten.clone.default, (Ref(number),), value=tensor.detach())
+        steps[name], values[name] = number, snapshot(tensor)
 
     recorder = Recorder(as_written)
     leaves = leaves_of(subject, inputs, named, differentiate, None if as_written else torch.float64)
