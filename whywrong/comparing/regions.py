@@ -19,6 +19,8 @@ Tensor = torch.Tensor
 
 INTEGER_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
+CHANCE = 3.0
+"""Bits that a limit of real numbers has to save beside a list: of several some part few slices as they are."""
 TILES = (2, 4, 8, 16, 32, 64, 128)
 """Sizes in which kernels count."""
 
@@ -62,13 +64,14 @@ def conditions(name: str, z: Tensor, must: Tensor, never: Tensor, more: float = 
         if len(above):
             words.append(f"at most {_short(high, above.min())}")
             mask = mask & (z <= high)
-        bits = 6.0 + more + len(words) * _log2(len(z.unique()) if whole else z.numel())
+        bits = 7.0 + more + len(words) * _log2(len(z.unique()) if whole else z.numel())  # one of them to say which ends
+        bits += CHANCE * (not whole)
         yield Region(bits, f"where {name} is {' and '.join(words)}", mask)
         if low == high:
             yield Region(5.0 + more + _log2(len(z.unique())), f"where {name} is {_short(low, low)}", z == low)
     for k in TILES if whole else ():  # of those that hold the tightest
         c = int(some[0]) % k
-        if c in (0, 1, k - 1) and bool((some % k == c).all()) and not bool((others % k == c).any()):
+        if c in (0, 1, k - 1) and bool((some % k == c).all()) and not bool((others % k == c).any()) and low < high:
             yield Region(8.0 + more + 0.1 / k, f"where {name} is {c} modulo {k}", z % k == c)
 
 
