@@ -1509,3 +1509,35 @@ def test_a_change_of_one_line_from_some_time_of_its_loop_on_is_told_from_the_end
     found = whywrong.explain(observed, recorded, precision=whywrong.Precision("float32"), seconds=60.0)
     assert (found.verdict, found.causes[0].kind) == ("cause", "sign"), found
     assert "but only from time 9 of 12 on" in found.causes[0].says
+
+
+def test_a_parameter_that_holds_another_ones_numbers_is_named():
+    torch.manual_seed(0)
+    module, port = (torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU(), torch.nn.Linear(6, 6)) for _ in "ab")
+    for a, b in ((0, 2), (2, 0)):
+        port[a].load_state_dict(module[b].state_dict())
+    x = torch.randn(5, 6)
+    found = whywrong.explain(whywrong.capture(port, x), whywrong.golden(module, x))
+    assert (found.step, found.causes[0].kind, found.causes[0].says) == (
+        "0.weight",
+        "swap",
+        "0.weight holds what 2.weight is",
+    )
+
+
+def test_of_many_that_agree_what_they_have_in_common_is_said():
+    """Any other number for the ignored class leaves all rows in: which one it was is not known, and is not said."""
+
+    def loss(logits, target):
+        keep = target != -100
+        rows = whywrong.step("all", -logits.log_softmax(-1).gather(1, target.clamp(min=0)[:, None])[:, 0])
+        return whywrong.step("rows", torch.where(keep, rows, 0.0))
+
+    torch.manual_seed(0)
+    logits, target = torch.randn(64, 50), torch.randint(0, 50, (64,))
+    target[::9] = -100
+    wrong = -logits.log_softmax(-1).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    given = {"logits": logits, "target": target}
+    (cause,) = whywrong.explain(given | {"all": wrong, "rows": wrong}, whywrong.golden(loss, **given)).causes
+    assert (cause.kind, cause.says.split(":")[0]) == ("mask", "where is left out")
+    assert "mask: target, as used here, is one more" in cause.also

@@ -848,3 +848,19 @@ def test_a_failure_that_took_long_to_judge_is_made_smaller(monkeypatch):
     drawn = strategies.sampled_from([1, 2, 3, 1009, 4097]).map(lambda n: {"x": torch.ones(n)})
     found = whywrong.fuzz(kernel, lambda x: x * 2.0, drawn, seconds=40.0, **HERE)
     assert len(found.failure.inputs["x"]) == 3
+
+
+def test_without_triton_inputs_are_large_and_have_the_references_names(monkeypatch):
+    """TRITON_INTERPRET alone, which the command sets, limits nothing: this kernel is wrong from 600 elements on."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+
+    def summed(rows, gain):
+        return (rows[:, :300] * gain[:300]).sum(1) if rows.shape[1] > 300 else (rows * gain).sum(1)
+
+    def reference(rows, gain):
+        return (rows * gain).sum(1)
+
+    found = whywrong.fuzz(summed, reference, (torch.randn(3, 8), torch.randn(8)), seconds=60)
+    assert found.found
+    assert "rows: float32" in repr(found)

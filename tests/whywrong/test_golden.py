@@ -422,3 +422,13 @@ def test_names_that_come_again_are_numbered_in_order_and_none_is_taken_twice():
     names = ["x", "x#2", "x#2#2", "x#3", "x#4"]
     assert list(whywrong.golden(often, x=torch.ones(2)).steps) == [*names, "output"]
     assert [name for name in whywrong.capture(often, x=torch.ones(2)).names if name[0] == "x"] == names
+
+
+@pytest.mark.parametrize("same", [lambda x: x, lambda x: x.contiguous()], ids=["itself", "contiguous"])
+def test_a_result_may_be_an_input_as_it_is(same):
+    x = torch.arange(6.0)
+    found = golden(same, x)
+    assert (found.names, found.inputs) == (["input.0", "output"], ["input.0"])
+    whywrong.assert_close(x, found)
+    with pytest.raises(AssertionError, match="first divergence: output"):
+        whywrong.assert_close(2.0 * x + 1.0, found)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, step
+from whywrong.checking import localise as localise_file
 from whywrong.checking.localise import WIDENED
 from whywrong.checking.with_program import AS_GOLDEN, ROUNDED
 from whywrong.checking.without_program import BLOCK_ELEMENTS, SAMPLED_ELEMENTS
@@ -1590,3 +1591,38 @@ def test_a_result_alone_is_the_output():
     assert localise((2.0 * x + 1.5).numpy(), exact).first == "output"
     with pytest.raises(UsageError, match="expected a Trace, a dict of arrays by the names of steps, or an array"):
         localise([x], exact)
+
+
+def test_one_step_by_two_names_is_wrong_once_and_need_not_be_given_twice():
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 6), torch.randn(6, 3)
+    recorded = golden(lambda x, w: step("y", x @ w), x=x, w=w)
+    assert_close({"x": x, "w": w, "y": x @ w}, recorded)
+    y = 1.01 * (x @ w)
+    found = localise({"x": x, "w": w, "y": y, "output": y}, recorded)
+    assert (found.own, found.inherited) == (["y"], ["output"])
+    found = localise({"x": x, "w": w, "y": x @ w, "output": y}, recorded)
+    assert found.own == ["output"], "another tensor by that name is looked at"
+
+
+def test_what_a_golden_differs_by_its_own_rounding_is_no_change_that_is_lost():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16)
+    )
+    x = torch.randn(18, 16)
+    found = localise(capture(module, x), golden(module, x))
+    assert not [note for note in found.notes if "are lost" in note]
+
+
+@pytest.mark.parametrize(("several", "threads"), [(1.0, 2), (3.0, 1)])
+def test_several_threads_run_where_they_are_faster(several, threads, monkeypatch):
+    monkeypatch.setattr(localise_file, "_seconds", lambda n: several if n > 1 else 2.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with localise_file.few_threads(localise_file.SMALL):
+        assert torch.get_num_threads() == threads
+    with localise_file.few_threads(localise_file.SMALL - 1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)

@@ -518,7 +518,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     x, node = part.values[i], part.nodes[i]
     name = c.called(i, len(ids) == 1) + words
     given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
-    name += ", as used here," * (given and not last and i in part.names)  # itself it is as observed, which is right
+    plain, name = name, name + ", as used here," * (given and not last and i in part.names)  # else it is as observed
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
     for kind, what, change in c.changes(x, numbers=not (moved and real)):
         kind = "drop_term" if kind == "zero" and not last else kind
@@ -544,13 +544,13 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     for function in (ON_TOP if last else ON_TOP[:2]) if real and not moved else ():
         yield (
             "function",
-            f"{function} is taken of {name}",
+            f"{function} is taken of {plain}",
             edit_results(ids, OTHER_FUNCTIONS[function]),
             1 if last else 2,
         )
     for other in c.alike(i) if given or last else ():
         kind = c.mistaken(i, other)
-        yield kind, f"{c.called(other)} stands in place of {name}", _copied(ids, other), 1 + (kind in RARE_KINDS)
+        yield kind, f"{c.called(other)} stands in place of {plain}", _copied(ids, other), 1 + (kind in RARE_KINDS)
 
 
 def change_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:

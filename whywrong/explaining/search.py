@@ -277,6 +277,7 @@ class _Search:
         inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
+        self._alike = Counter[tuple[Any, ...]]()
         self._shares = dict[int, float | None]()
         self._slices, self._sample = sampled(self._part, self._residual.wrong, self._there), self._residual
         places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
@@ -344,14 +345,17 @@ class _Search:
             says = f"{len(errors)} mutations could not be made or run, the first: {errors[0]}"
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
-    def _mutations(self) -> Iterable[Mutation]:
-        """All mutations, of a large step first those that take least to say: the rank, and which of how many."""
-        every = mutations(self._context)
+    def _mutations(self) -> list[Mutation]:
+        """All mutations, of a large step first those that take least to say."""
+        some = list(mutations(self._context))
+        self._alike = Counter((m.kind, *m.edits) for m in some)
         if self._slices is None:
-            return every
-        some = list(every)
-        alike = Counter((m.kind, *m.edits) for m in some)
-        return sorted(some, key=lambda m: (PER_RANK * m.rank + math.log2(alike[m.kind, *m.edits]), *m.edits))
+            return some
+        return sorted(some, key=lambda m: (PER_RANK * m.rank + self._which(m), *m.edits))
+
+    def _which(self, m: Mutation) -> float:
+        """Bits that say which it is of the mutations of one kind in one place."""
+        return math.log2(self._alike[m.kind, *m.edits] or math.inf)
 
     def _runs_differ(self) -> bool:
         """Whether other runs on the same numbers before the step gave others in it: a race, or unwritten memory."""
@@ -707,7 +711,9 @@ class _Search:
         def off(new: float) -> float:
             return self._distance(mutation(new))
 
-        best = min([c * 10.0 ** (k / 4) for k in range(-16, 17)] + [10.0**k for k in range(-8, 9)], key=off)
+        best = min([0.0, *(c * 10.0 ** (k / 4) for k in range(-16, 17)), *(10.0**k for k in range(-8, 9))], key=off)
+        if not best:
+            return mutation(best)
         span = sorted((best * 10**-0.25, best * 10**0.25))
         found = minimize_scalar(off, bounds=span, method="bounded", options={"xatol": abs(best) * 1e-8})
         return mutation(min(best, float(found.x), key=off))
@@ -769,6 +775,16 @@ class _Search:
         nowhere = "in its backward" if self._step.startswith(GRADIENT) else ""
         return Cause(mutation.kind, says, next(filter(None, sites), nowhere), share)
 
+    def _simplest_first(self, same: list[tuple[_Candidate, float]]) -> list[tuple[_Candidate, float]]:
+        """Equivalent ones in the order of their descriptions, but for the first: where many of one kind in one place
+        agree, what they have in common is known, and not which it was. Of its kind that of fewest alternatives leads.
+        """
+        ordered = sorted(same, key=lambda fit: fit[0].order)
+        kind, rank = ordered[0][0].mutation.kind, ordered[0][0].order[0]
+        alike = [fit for fit in ordered if fit[0].mutation.kind == kind and fit[0].order[0] <= rank + PER_RANK]
+        first = min(alike, key=lambda fit: fit[0].order[0] + self._which(fit[0].mutation))
+        return [first, *(fit for fit in ordered if fit is not first)]
+
     def _distinct(self, fits: list[tuple[_Candidate, float]]) -> list[Cause]:
         """One cause for all mutations that agree on fresh inputs, the shortest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, str, list[tuple[_Candidate, float]]]] = []
@@ -781,7 +797,7 @@ class _Search:
                 classes.append((value, words, same := []))
             same.append((candidate, share))
         left: dict[str, Cause] = {}  # of one number, those that fit are one cause
-        for (candidate, share), *rest in (sorted(same, key=lambda fit: fit[0].order) for *_, same in classes):
+        for (candidate, share), *rest in (self._simplest_first(same) for *_, same in classes):
             mutation = candidate.says()
             number, has, _ = mutation.says.partition(" has ")
             number = number if has else f"{mutation.kind}: {mutation.says}"
