@@ -56,8 +56,11 @@ test-slow: lint
 
 # On copies in lab/, which git ignores: an autosave changes no notebook that is committed. ARGS are for Jupyter, such as
 # ARGS="--port 8899 --no-browser". Root, as in a container, may run it: it listens on 127.0.0.1 and asks for its token.
+# Lab asks for no news and looks for no new version.
 lab: setup
-	@mkdir -p lab && cp -n notebooks/*.ipynb lab/
+	@mkdir -p lab $(VENV)/etc/jupyter/labconfig && cp -n notebooks/*.ipynb lab/
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+		> $(VENV)/etc/jupyter/labconfig/default_setting_overrides.json
 	@echo "Copies are in lab/. To take one back: cp lab/NAME.ipynb notebooks/ && make refresh. To begin again: rm -r lab"
 	@LABKIT_NOTEBOOKS=$(CURDIR)/lab $(BIN)/jupyter lab lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 

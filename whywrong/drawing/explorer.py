@@ -128,10 +128,10 @@ class Picture:
         )
         panels[3].axvline(BINS_WITHIN_TOLERANCE - 0.5, color="black", ls="--", lw=1.0)
         panels[3].set(yscale="symlog", title="elements by error / tolerance", xlim=(-0.6, len(HISTOGRAM_BINS) - 0.4))
-        panels[3].set_xticks(range(len(HISTOGRAM_BINS)), HISTOGRAM_BINS, rotation=90, fontsize=7)
+        panels[3].set_xticks(range(len(HISTOGRAM_BINS)), HISTOGRAM_BINS, rotation=90, fontsize=8)
         still: Any = {"animated": True, "in_layout": False}
         self._ring = panels[0].plot([], [], "o", mfc="none", mec=PURPLE, ms=11.0, mew=2.0, clip_on=False, **still)[0]
-        self._note = self._figure.text(0.99, 0.01, "", fontsize=7, ha="right", **still)
+        self._note = self._figure.text(0.99, 0.01, "", fontsize=8, ha="right", **still)
         caption(self._figure, _COLOURS)
         self._canvas: Any = FigureCanvasAgg(self._figure)
         self._canvas.draw()

@@ -261,7 +261,6 @@ class _Search:
     ) -> None:
         self._step, self._result, self._others = str(result.step), result, others
         self.progress = Progress()
-        self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
         self._part = Part(golden, seen, self._step)
         self._context = Context(self._part)
         steps = [name for name in self._part.names.values() if name in seen]
@@ -293,6 +292,7 @@ class _Search:
         self._at = places[self._in_sample]
         self._rows = list[tuple[Mutation, Tensor]]()
         self._inputs = dict[str, Tensor]()
+        self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
 
     def _tolerance(self, edits: Mapping[int, Edit]) -> tuple[Tensor | None, Any]:
         """What each element of a mutated program may be off, at least, and its noise; None for whole numbers."""
