@@ -25,7 +25,7 @@ from torch.nn.functional import hardshrink
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
 from whywrong.checking.masks import LOWEST, unmasked
-from whywrong.checking.updates import earlier
+from whywrong.checking.updates import SAMPLE, earlier, sample
 from whywrong.comparing.bounds import quantile
 from whywrong.comparing.comparison import compare, described, measure
 from whywrong.comparing.elements import Block, Elements
@@ -57,9 +57,6 @@ DISTINCT_VALUES = 16
 
 BLOCK_ELEMENTS = 3 << 18
 """Elements that are checked at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
-
-SAMPLE = 1 << 16
-"""Elements that are sorted, of more of them."""
 
 SAMPLED_ELEMENTS = 1 << 10
 """Elements of a piece of a long row."""
@@ -148,6 +145,9 @@ class Values:
         What a change is computed from may have been stored in bfloat16, and nothing shows it. What the step errs by
         itself is a part of the step, not of the change: it need not be a sum, and is none where steps converge.
         """
+        some = [sample(self.golden.read(step)).double() for step in (base, name)]
+        if float((some[1] - some[0]).norm()) > 2.0 * float(some[0].norm()):  # no small change
+            return None, Off()
         o, start = self.observed.read(name), self.observed.read(base).double()
         old, new = (_finite(self.golden.read(step).to(o.device).double()) for step in (base, name))
         change = new - old
@@ -332,6 +332,14 @@ def _off(residual: Tensor, unit: Tensor, roundoff: float = 0.0) -> Off:
     return Off(relative, max(relative, largest * absolute), max(abs(float(z.mean())), relative / n), roundoff)
 
 
+def _near_zero(z: Tensor, most: float) -> bool:
+    """Whether the mean of each group of neighbours is below `most` by 6 of its standard errors."""
+    groups = [
+        (float(group.mean().abs()), float(group.std()) / math.sqrt(len(group))) for group in z.chunk(DISTINCT_VALUES)
+    ]
+    return all(mean + 6.0 * error <= most for mean, error in groups)
+
+
 def _averages(
     o: Tensor, r: Tensor, g: Tensor, unit: Tensor, noise: tuple[Tensor, float], coherent: float, chance: float
 ) -> list[Test]:
@@ -379,7 +387,9 @@ def _averages(
     tests = [test("slope", z * h, h.square()), test("mean", z, counted)]
     if large and _largest(z) <= coherent:  # and so is each mean
         return tests
-    some = g.flatten()[:: -(-g.numel() // SAMPLE)].sort().values
+    some, places = sample(g).sort()
+    if large and _near_zero(sample(z.squeeze(-1))[places], coherent):
+        return tests
     borders = some[[len(some) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
     group = torch.bucketize(g.contiguous(), borders, right=True).unsqueeze(-1)
     sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))

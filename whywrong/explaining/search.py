@@ -345,13 +345,17 @@ class _Search:
             says = f"{len(errors)} mutations could not be made or run, the first: {errors[0]}"
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
-    def _mutations(self) -> list[Mutation]:
-        """All mutations, of a large step first those that take least to say."""
-        some = list(mutations(self._context))
-        self._alike = Counter((m.kind, *m.edits) for m in some)
+    def _mutations(self) -> Iterable[Mutation]:
+        """All mutations, which are counted; of a large step first those that take least to say."""
+        every = self._counted(mutations(self._context))
         if self._slices is None:
-            return some
-        return sorted(some, key=lambda m: (PER_RANK * m.rank + self._which(m), *m.edits))
+            return every
+        return sorted([*every], key=lambda m: (PER_RANK * m.rank + self._which(m), *m.edits))
+
+    def _counted(self, some: Iterable[Mutation]) -> Iterator[Mutation]:
+        for mutation in some:
+            self._alike[mutation.kind, *mutation.edits] += 1
+            yield mutation
 
     def _which(self, m: Mutation) -> float:
         """Bits that say which it is of the mutations of one kind in one place."""
@@ -842,7 +846,7 @@ class _Search:
 
     @cached_property
     def _fresh_slices(self) -> Any:
-        return self._slices.on(self._fresh) if self._slices is not None else None
+        return self._slices.on(self._fresh) if self._slices is not None and self._fresh else self._slices
 
     def _blind(self, same: Mapping[str, list[Mutation]]) -> dict[str, str]:
         """Of the mutations that changed nothing, those that change something on sampled inputs: one of each kind."""

@@ -292,17 +292,18 @@ def golden(
             why = f"recorded as if all were float64, without casts to narrower types: {first_line(error)}"
     recorded = recorded or _run(reference, inputs, named, loss)
     own = list(reference.parameters()) if isinstance(reference, torch.nn.Module) else []
-    given = {name_of(x.dtype) for x in tree_leaves((inputs, named, own)) if hasattr(x, "dtype")} & {*UNIT_ROUNDOFF}
-    recorded.narrowest = max(given, key=UNIT_ROUNDOFF.__getitem__, default="")
+    dtypes = {name_of(x.dtype) for x in tree_leaves((inputs, named, own)) if hasattr(x, "dtype")} & {*UNIT_ROUNDOFF}
+    recorded.narrowest = max(dtypes, key=UNIT_ROUNDOFF.__getitem__, default="")
     if OUTPUT in recorded.inputs and f"{OUTPUT}#2" in recorded.steps:
         raise UsageError(f"golden: expected another name for the input {OUTPUT}, got that of the result")
     recorded.notes += [why] * bool(why)
-    made = [name for name in recorded.names if name not in recorded.inputs]
+    given = {*recorded.inputs}
+    made = [name for name in recorded.names if name not in given]
     if not made:
         raise UsageError("golden: expected a reference whose result has a tensor, got none")
+    varying = recorded.program.varying()
     for name in (name for name in made if not name.startswith(GRADIENT)):
-        cone = recorded.program.cone([recorded.steps[name]], ())
-        if not any(recorded.program.nodes[i].func == INPUT for i in cone):
+        if recorded.steps[name] not in varying:
             recorded.notes.append(f"{name} depends on no input: it is a constant, or made outside of torch")
     return recorded
 

@@ -129,6 +129,13 @@ class Program:
             waiting += fresh
         return sorted(cone)
 
+    def varying(self) -> set[int]:
+        """Operations whose results depend on an input."""
+        found = set[int]()
+        for node in self.nodes:  # each comes after what it takes
+            found |= {node.id} if node.func == INPUT or not found.isdisjoint(node.parents) else set()
+        return found
+
     def before(self, target: int, known: Collection[int]) -> list[int]:
         """Those of `known` from which a target is computed, in order."""
         return sorted({p for i in self.cone([target], known) for p in self.nodes[i].parents if p in known})
