@@ -11,6 +11,7 @@ from torch import nn
 from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, step
 from whywrong.checking import localise as localise_file
 from whywrong.checking.localise import WIDENED
+from whywrong.checking.updates import sample
 from whywrong.checking.with_program import AS_GOLDEN, ROUNDED
 from whywrong.checking.without_program import BLOCK_ELEMENTS, SAMPLED_ELEMENTS
 from whywrong.errors import UsageError
@@ -1626,3 +1627,22 @@ def test_several_threads_run_where_they_are_faster(several, threads, monkeypatch
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+def test_a_sample_has_elements_of_all_columns_alike():
+    for columns in (1024, 1000, 97, 65536 * 3):
+        x = torch.arange(columns).expand(-(-(1 << 21) // columns), columns)
+        some = sample(x)
+        assert len(some) <= 1 << 16
+        counts = torch.bincount(some % columns, minlength=columns)
+        assert int(counts.max() - counts.min()) <= 1
+
+
+def test_an_error_of_a_range_of_values_is_seen_behind_the_sample():
+    """A large golden without a program; the error is within the tolerance of each element."""
+    x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(2))
+    golden = Trace({"x": x, "y": x.tanh()})
+    assert localise({"x": x, "y": x.tanh()}, golden, precision=FLOAT32).first is None
+    biased = torch.where((x > 1.0) & (x < 1.2), x.tanh() * (1.0 + 3e-6), x.tanh())
+    found = localise({"x": x, "y": biased}, golden, precision=FLOAT32)
+    assert (found.first, found.findings["y"].structure.worst.name) == ("y", "values")
