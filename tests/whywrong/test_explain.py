@@ -1380,7 +1380,7 @@ def textbook():
     yield heads, (q, k), ours, "permute", "dimension 1 of 6 is taken as 3 x 2 in place of 2 x 3"
     yield softmax, (taken, values), mean, "factor", "in tiles of 8, is averaged over these"
     yield weighed, (taken, taken.logsumexp(1)), own / own.sum(1, keepdim=True), "factor", "to the largest number of all"
-    yield positions, (x,), x * torch.cos(0.1 * torch.arange(31 - 12, 36 - 12)), "shift", "arange is -12"
+    yield positions, (x,), x * torch.cos(0.1 * torch.arange(31 - 12, 36 - 12)), "shift", "arange is 12 less"
     yield resized, (image,), aligned, "shift", "align_corners"
     yield resized, (image,), corners_of(image), "shift", "corners of pixels, not of their centres"
     yield returns, (reward, done), torch.stack(forward), "flip", "from the other end of dimension 0"

@@ -248,9 +248,13 @@ def whole(x: Tensor) -> Iterator[tuple[str, str, Change]]:
     for d in range(x.ndim):
         yield "permute", f"in order along dimension {d}", partial(_sorted, d=d)
     for by in (1, -1):
-        yield "shift", "one more" if by > 0 else "one less", partial(operator.add, by)
-        words = f"{by:+d}, but not beyond its smallest and largest"
-        yield "shift", words, partial(_moved_within, by=by, low=low, high=high)
+        words = "one more" if by > 0 else "one less"
+        yield "shift", words, partial(operator.add, by)
+        yield (
+            "shift",
+            f"{words}, but not beyond its smallest and largest",
+            partial(_moved_within, by=by, low=low, high=high),
+        )
     yield "shift", "counted from 0", lambda x: x - low
     yield "precision", "rounded to bfloat16", lambda x: stored(x.double(), "bfloat16").to(x.dtype)
 
@@ -263,6 +267,10 @@ def in_bits(x: Tensor) -> Iterator[tuple[str, str, Change]]:
             yield "sign", f"kept in {bits} bits with a sign", partial(_signed, half=half)
         if -half <= low < 0:
             yield "sign", f"taken for {bits} bits without a sign", partial(torch.remainder, other=2 * half)
+
+
+def _by(number: float) -> str:
+    return f"{abs(number):g} {'more' if number > 0 else 'less'}"
 
 
 def _sorted(x: Tensor, d: int) -> Tensor:
@@ -531,8 +539,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
             1 + (kind in RARE_KINDS or what.endswith("with zeros")),
         )
     for by in (sign * 2**k for k in range(1, 8) for sign in (1, -1)) if x.dtype in INTEGER_DTYPES else ():
-        words = f"{name} is {abs(by)} {'more' if by > 0 else 'less'}"
-        yield "shift", words, edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
+        yield "shift", f"{name} is {_by(by)}", edit_results(ids, partial(operator.add, by)), 2  # a page or a block more
     for kind, what, change in addressed(tuple(x.shape), c.sizes) if given and x.dtype != torch.bool else ():
         yield kind, f"{name} is {what}", edit_results(ids, change), 2
     for n in {c.largest // max(1, x.numel()), *c.sizes} - {1} if (given or last) and x.numel() < c.largest else ():
@@ -1022,7 +1029,7 @@ def moved_points(c: Context, some: tuple[int, ...]) -> Iterator[Way]:
     """Indices that are coordinates of other points, or count from elsewhere."""
     for by in (0.5, -0.5, *(sign * n for n in c.sizes for sign in (-1, 1))):
         why = "for centres and corners of pixels" if isinstance(by, float) else "where it begins elsewhere"
-        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {by:+g}, as {why}"
+        says = f"{'each' if len(some) > 1 else 'the'} result of arange is {_by(by)}, as {why}"
         yield "shift", says, edit_results(some, partial(operator.add, by)), 2
 
 
