@@ -1622,7 +1622,9 @@ def test_several_threads_run_where_they_are_faster(several, threads, monkeypatch
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     with localise_file.few_threads(localise_file.SMALL):
-        assert torch.get_num_threads() == threads
+        monkeypatch.setattr(localise_file, "_seconds", lambda n: 1.0 / n)
+        with localise_file.few_threads(localise_file.SMALL):
+            assert torch.get_num_threads() == threads, "decided once, by the outer one"
     with localise_file.few_threads(localise_file.SMALL - 1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2

@@ -8,8 +8,9 @@ golden is known, and it is compared with the errors of the steps before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -117,15 +118,25 @@ def _check_arguments(observed: Any, precision: Any, names: Any, false_alarm: Any
         raise UsageError(f"false_alarm: expected a probability, above 0 and below 1, got {false_alarm!r}")
 
 
-def few_threads(elements: int) -> AbstractContextManager[None]:
+_DECIDED = ContextVar("_DECIDED", default=False)
+"""Whether how many threads run was decided by a check that this one is a part of."""
+
+
+@contextmanager
+def few_threads(elements: int) -> Iterator[None]:
     """One thread for small tensors, where several would wait for each other longer than they work, and where another
     process takes a core: then each operation of several threads waits until that one is let go.
 
     torch keeps this number for each thread; only a thread that first uses torch meanwhile begins with it too.
     """
     most = torch.get_num_threads()
-    several = most > 1 and elements >= SMALL and _seconds(most) < _seconds(1)
-    return temporarily(torch.get_num_threads, torch.set_num_threads, most if several else 1)
+    several = most > 1 and elements >= SMALL and (_DECIDED.get() or _seconds(most) < _seconds(1))
+    before = _DECIDED.set(elements >= SMALL)
+    try:
+        with temporarily(torch.get_num_threads, torch.set_num_threads, most if several else 1):
+            yield
+    finally:
+        _DECIDED.reset(before)
 
 
 def _seconds(threads: int) -> float:
