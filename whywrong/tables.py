@@ -54,7 +54,7 @@ def digits(value: float, significant: int = 2) -> str:
     return f"{float(short):.0f}" if "e+" in short else short
 
 
-def listed(words: Iterable[str], most: int = 8) -> str:
+def first_of(words: Iterable[str], most: int = 8) -> str:
     """Words in a sentence: the first `most`, and how many more there are."""
     every = list(words)
     return ", ".join(every[:most]) + f" and {len(every) - most} more" * (len(every) > most)

@@ -1638,6 +1638,7 @@ def test_a_sample_has_elements_of_all_columns_alike():
         assert len(some) <= 1 << 16
         counts = torch.bincount(some % columns, minlength=columns)
         assert int(counts.max() - counts.min()) <= 1
+    assert not len(sample(torch.zeros(0, 1)))
 
 
 def test_an_error_of_a_range_of_values_is_seen_behind_the_sample():

@@ -15,7 +15,7 @@ from whywrong.comparing.elements import Elements
 from whywrong.comparing.precision import Precision
 from whywrong.comparing.structure import Structure
 from whywrong.recording.watching import GRADIENT
-from whywrong.tables import EVERY_ROW, Table, digits, listed, number, printable, runs
+from whywrong.tables import EVERY_ROW, Table, digits, first_of, number, printable, runs
 
 OWN, INHERITED, UNKNOWN = "own error", "inherited only", "own and inherited cannot be told apart"
 MISSING, NOT_RECORDED = "missing in the observed", "not recorded in the observed"
@@ -222,7 +222,7 @@ class Localisation:
                 if last - first > 1:
                     said = {name: words for name, words in said.items() if name not in loop[first + 1 : last + 1]}
                     said[loop[first]] = f"{loop[first]} ... {loop[last]}"
-        return listed(said.values())
+        return first_of(said.values())
 
     def _repeated(self) -> list[list[Finding]]:
         """The findings, those of steps together that one line computes, and whose names differ in one number."""

@@ -15,7 +15,7 @@ import torch
 from whywrong.comparing.precision import UNIT_ROUNDOFF, half_ulp, name_of
 from whywrong.recording.golden import Golden
 from whywrong.recording.steps import Trace
-from whywrong.tables import listed
+from whywrong.tables import first_of
 
 SAMPLE = 1 << 16
 """Elements of a sample, which is looked at in place of more of them, or first."""
@@ -52,7 +52,7 @@ def hidden(golden: Golden | Trace, observed: Trace, changed: dict[str, str]) -> 
         return []
     few, many = (f"{value:.0%}" for value in (min(shares.values()), max(shares.values())))
     names, share = list(shares), few if few == many else f"{few} to {many}"
-    which = listed(names, 1)
+    which = first_of(names, 1)
     dtype = name_of(observed.read(names[0]).dtype)
     return [f"in {which} {share} of the changes are lost: they are below half a digit of {dtype}"]
 
@@ -84,5 +84,5 @@ def _read(golden: Golden | Trace, name: str) -> torch.Tensor:
 
 def sample(x: torch.Tensor) -> torch.Tensor:
     """SAMPLE elements about, equally far apart, of all columns alike; all of fewer."""
-    step = next(k for k in count(-(-x.numel() // SAMPLE)) if math.gcd(k, x.shape[-1] if x.ndim else 1) == 1)
+    step = next(k for k in count(max(1, -(-x.numel() // SAMPLE))) if math.gcd(k, x.shape[-1] if x.ndim else 1) == 1)
     return x.flatten()[::step]

@@ -145,9 +145,6 @@ class Values:
         What a change is computed from may have been stored in bfloat16, and nothing shows it. What the step errs by
         itself is a part of the step, not of the change: it need not be a sum, and is none where steps converge.
         """
-        some = [sample(self.golden.read(step)).double() for step in (base, name)]
-        if float((some[1] - some[0]).norm()) > 2.0 * float(some[0].norm()):  # no small change
-            return None, Off()
         o, start = self.observed.read(name), self.observed.read(base).double()
         old, new = (_finite(self.golden.read(step).to(o.device).double()) for step in (base, name))
         change = new - old

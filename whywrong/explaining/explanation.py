@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from whywrong.checking.findings import OTHER_PARAMETER, Localisation, plain
-from whywrong.tables import Table, digits, listed, printable
+from whywrong.tables import Table, digits, first_of, printable
 
 Tensor = torch.Tensor
 
@@ -87,12 +87,12 @@ class Explanation:
             why = why if off <= 1.0 else f"up to {digits(off, 3)} times the tolerance is left"
             yield f"no fit, but nearest: {self.nearest.says} ({why}; {line})"
         if self.separate:
-            yield f"they differ on other inputs: .separate has {listed(self.separate)}"
+            yield f"they differ on other inputs: .separate has {first_of(self.separate)}"
         if self.blind_to:
-            some = listed(self.blind_to, 3)
+            some = first_of(self.blind_to, 3)
             yield f"these inputs would not show some mutations, of {some} (.blind_to has an example of each kind)"
         if self.others:
-            names = self.report.folded(self.others) if self.report else listed(self.others)
+            names = self.report.folded(self.others) if self.report else first_of(self.others)
             yield f"also wrong by themselves: {names} (step=, or --step, looks at each, or at a loop's in one)"
 
     def table(self) -> Table:

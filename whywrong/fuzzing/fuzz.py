@@ -202,10 +202,9 @@ class FuzzReport:
         return f"{self.examples} tried, {self.refused} refused, {self.discarded} discarded"
 
     def __repr__(self) -> str:
-        more = ": seconds= (--seconds) allows more"
         none = "no failure found" + ", but it was hardly searched" * self.hardly_searched
         lines = [
-            f"{function_name(self.kernel)}: {self.failure or (none if self.examples else f'nothing was tried{more}')}",
+            f"{function_name(self.kernel)}: {self.failure or (none if self.examples else 'nothing was tried')}",
             f"{self.counts}; seed {self.seed}",
         ]
         sizes = [f"{name} {a} to {b} ({own})" for name, (a, b, own) in self.ranges.items() if b]
@@ -540,7 +539,8 @@ class _Search:
         if recorded is not None and sum(recorded[name].numel() for name in recorded.names) > bounds[1]:
             self.why = Work.LARGE.format(4 * self.most)
         if self.why or recorded is None:
-            report.reasons += Counter([self.why] * (report.failure is None))
+            if report.failure is None:  # and not while it is made smaller, which counts nothing
+                report.reasons[self.why] += 1
             return "discarded"
         longest = HANGING_SECONDS * (4 if inputs is self._example.inputs else 1)
         limit, left = min(longest, max(5.0, self._seconds / 4)), (self._end - time.monotonic()) / 2
