@@ -217,6 +217,23 @@ def test_sums_of_products_that_tensor_cores_truncate_are_right_where_such_produc
     assert localise(observed, recorded, precision=Precision("float32")).first == "c"
 
 
+@pytest.mark.parametrize("declared", [Precision(eager=True), Precision("bfloat16", products="bfloat16")], ids=str)
+def test_a_long_product_loses_what_tensor_cores_truncate_of_its_partial_sums(declared):
+    """16 products are added at a time to a sum of 24 bits, which is truncated, as on an H100."""
+    generator = torch.Generator().manual_seed(5)
+    a = torch.randn(128, 11008, generator=generator).bfloat16()
+    b = torch.randn(11008, 1024, generator=generator).bfloat16()
+    c = torch.zeros(128, 1024, dtype=torch.float64)
+    for k in range(0, 11008, 16):
+        c += a[:, k : k + 16].double() @ b[k : k + 16].double()
+        bits = 2.0 ** (23 - torch.floor(torch.log2(c.abs().clamp(min=1e-9))))
+        c = torch.trunc(c * bits) / bits
+    recorded = golden(lambda a, b: {"c": a @ b}, a=a, b=b)
+    assert localise({"a": a, "b": b, "c": c.bfloat16()}, recorded, precision=declared).first is None
+    c.view(-1)[c.abs().argmin()] += 0.2
+    assert localise({"a": a, "b": b, "c": c.bfloat16()}, recorded, precision=declared).first == "c"
+
+
 def test_a_small_element_that_is_all_wrong_beside_large_ones_is_an_error():
     x = torch.tensor([1e6, 1.0, 1e-6, 2e-6])
     recorded = golden(lambda x: {"y": x * 3.0}, x=x)

@@ -61,6 +61,9 @@ MOST_RECOMPUTED = 64
 """Operations up to which a value may be computed again for each operation that takes it. A kernel stores what takes
 more, and to re-run that for each would take time that grows as the square of the program's length."""
 
+AT_ONCE = 1 << 27
+"""Elements of steps that are checked at a time, 1 GiB in float64: each is in memory in a dozen forms."""
+
 LONG_SECONDS = 10.0
 """Seconds that a re-run may take without a line beforehand: as long as people wait before they think it hangs."""
 
@@ -129,11 +132,11 @@ class Rerun:
         golden after a divergence, as those of the inputs `tainted`, it inherits.
         """
         parts = {i: self._program.cone([i], self._values) for i in self._values if self._program.nodes[i].func != INPUT}
-        findings = self._check_parts(parts)
+        findings = self._check_some(parts)
         for rules in self._readings:
             self._rules = rules
             failing = {i: part for i, part in parts.items() if any(findings[name].wrong for name in self._names[i])}
-            rounded = self._check_parts(failing, rounded=True)
+            rounded = self._check_some(failing, rounded=True)
             findings |= {name: finding for name, finding in rounded.items() if not finding.wrong}
         for i, part in parts.items():
             if any(findings[name].wrong for name in self._names[i]):
@@ -149,6 +152,16 @@ class Rerun:
                     finding = findings[name] = replace(finding, diverges=True, words=INHERITED)
                 tainted |= {i} if finding.diverges else set()
         return findings
+
+    def _check_some(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
+        """The same as of :meth:`_check_parts`, of as many at a time as have AT_ONCE elements in all."""
+        groups, size = list[dict[int, list[int]]]([{}]), 0
+        for i, part in parts.items():
+            size += self._values[i].numel()
+            if size > AT_ONCE and groups[-1]:
+                groups, size = [*groups, {}], self._values[i].numel()
+            groups[-1][i] = part
+        return {name: found for group in groups for name, found in self._check_parts(group, rounded).items()}
 
     def _check_parts(self, parts: dict[int, list[int]], rounded: bool = False) -> dict[str, Finding]:
         """A finding for each step that ends one of `parts`.

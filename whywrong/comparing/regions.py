@@ -117,7 +117,7 @@ def slices(wanted: Tensor, out: Tensor, inputs: Sequence[tuple[str, Tensor]] = (
 
 def numbers_of_slices(shape: Sequence[int], given: Iterable[tuple[str, Tensor]]) -> dict[int, list[tuple[str, Tensor]]]:
     """For each dimension of a shape the whole numbers that a program was given for its slices, by what they are."""
-    whole = [(name, x) for name, x in given if x.ndim and x.dtype in INTEGER_DTYPES]
+    whole = [(name, x.cpu()) for name, x in given if x.ndim and x.dtype in INTEGER_DTYPES]
     found: dict[int, list[tuple[str, Tensor]]] = {}
     for d, n in enumerate(shape):
         some = [(name, x) for name, x in whole if len(x) == n > 1]

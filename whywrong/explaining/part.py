@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whywrong.explaining.on_device import on
 from whywrong.process_state import float64_by_default
 from whywrong.recording.golden import Golden
 from whywrong.recording.operations import UNCHECKED, name_of
@@ -85,7 +86,7 @@ class Part:
     The steps observed are those of `seen` that have the golden's shapes. `names` are the steps among the operations and
     `origin` every operation's number in the golden, both by number here; `target` is the wrong step's number, `given`
     those of what is not computed here (the steps before, inputs and constants), and `values` what each operation gives,
-    float64.
+    float64, on `device`.
     """
 
     def __init__(self, golden: Golden, seen: Trace, step: str) -> None:
@@ -113,6 +114,7 @@ class Part:
         self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
         with self._checked:
             self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
+        self.device = self.values[self.target].device
         self.users: dict[int, list[int]] = {}
         for node in self.nodes:
             for parent in node.parents:
@@ -133,7 +135,7 @@ class Part:
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
             return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
 
-        with self._checked:
+        with self._checked, on(self.device):
             return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
 
     def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
@@ -150,21 +152,16 @@ class Part:
         """What every operation here gives on other inputs of the golden."""
         given = {self.golden.steps[name]: value for name, value in inputs.items()}
         wanted, whole = {self.origin[i] for i in self.given}, self.golden.program
-        with self._checked:
+        with self._checked, on(self.device):
             found = whole.run(whole.cone(wanted, given), given, wanted)
             start = {i: found[self.origin[i]] for i in self.given}
             return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
 
-    def mutated(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Golden:
-        """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated.
-
-        `values` are this part's, on the device that the golden is to run on.
-        """
-        program, values = Program(), values or self.values
-        number: dict[int, int] = {}
-        given = self.given
+    def mutated(self, edits: Mapping[int, Edit]) -> Golden:
+        """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
+        program, number, given = Program(), dict[int, int](), self.given
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
-            number[node.id] = _append(program, node, number, values)
+            number[node.id] = _append(program, node, number, self.values)
             if node.id in edits and node.id not in given:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
             if [node.id] == given[-1:]:  # these may take each other's place
@@ -172,14 +169,14 @@ class Part:
         program.inside |= {number[i] for i in self.program.inside}
         steps = {self.names[i]: k for k, i in enumerate(given) if i in self.names}
         golden = Golden(program, {**steps, self.names[self.target]: number[self.target]}, {})
-        return golden.to(values[self.target].device)
+        return golden.to(self.device)
 
     def _splice(self, program: Program, node: Node, edit: Edit, outer: Mapping[int, int]) -> int:
         """Append what an edit does, `outer` being the numbers of operations there; returns that of its result."""
         recorder, takes = Recorder(), self._takes(node.id, edit)
         values = {p: self.values[p] for p in Node(0, EDITED, takes).parents}
         inputs = {p: recorder.input(x) for p, x in values.items() if isinstance(x, Tensor)}
-        with torch.no_grad(), float64_by_default(), self._checked, recorder:
+        with torch.no_grad(), float64_by_default(), self._checked, on(self.device), recorder:
             result = edit.run(*filled(takes, values))
             result = result.clone() if any(result is x for x in values.values()) else result
         mini, last = recorder.program, recorder.number(result)

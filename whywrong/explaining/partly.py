@@ -18,6 +18,7 @@ import torch
 
 from whywrong.comparing.regions import bits_of_subset, listed
 from whywrong.explaining.mutations import Context, Mutation, argument, summed_over
+from whywrong.explaining.on_device import on
 from whywrong.explaining.part import Edit, Part
 from whywrong.recording.program import Ref, call, filled
 from whywrong.tables import runs
@@ -148,7 +149,8 @@ def changed(c: Context, mutation: Mutation) -> Iterator[Partial]:
         return
     ((i, edit),) = mutation.edits.items()
     old, takes = c.part.values[i], edit.takes if edit.takes is not None else c.part.nodes[i].args
-    new = edit.run(*filled(takes, c.part.values))
+    with on(c.part.device):
+        new = edit.run(*filled(takes, c.part.values))
     if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape and not torch.equal(old, new):
 
         def edits(mask: Tensor) -> dict[int, Edit]:

@@ -34,6 +34,7 @@ from whywrong.explaining.mutations import (
     mutations,
     numbered,
 )
+from whywrong.explaining.on_device import on
 from whywrong.explaining.part import Edit, NotRunError, Part
 from whywrong.explaining.partly import (
     Partial,
@@ -49,13 +50,12 @@ from whywrong.explaining.partly import (
     twins,
 )
 from whywrong.explaining.residual import FARTHEST, Residual
-from whywrong.explaining.slices import TOGETHER, large, sampled
+from whywrong.explaining.slices import large, sampled
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import to_stderr
-from whywrong.torch_private import tree_map_only
 
 Tensor = torch.Tensor
 
@@ -86,6 +86,8 @@ MOST_EQUIVALENT = 30
 """Longer descriptions that are held against a cause, to be listed with it."""
 MOST_AT_HAND = 200
 """Values of the program that may have been added, the nearest first."""
+QUICK = 1 << 22
+"""Elements that are changed in about the time that all else of a mutation takes, on slices."""
 MENDED = 0.05
 """Share of the wrong elements in a sample that a mutation has to make right to be tried on all of a large step."""
 SAMPLED, RESTRICTED = 384, 40
@@ -147,7 +149,6 @@ def explain(
         return Explanation(None, "no divergence", report=report)
     golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
     result = Explanation(step, NONE, others=[name for name in wrong if name != step], report=report)
-    golden = golden.to("cpu")  # where an index outside of its tensor raises, and does not end CUDA
     traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]
     trace = traces.pop(k)
     if step not in loops and _without_search(golden, trace, reports, result):
@@ -262,23 +263,22 @@ class _Search:
         self._step, self._result, self._others = str(result.step), result, others
         self.progress = Progress()
         self._part = Part(golden, seen, self._step)
+        if self._part.device.type != "cpu" and not large(self._part):  # launches take longer than the work
+            self._part = Part(golden.to("cpu"), seen, self._step)
         self._context = Context(self._part)
         steps = [name for name in self._part.names.values() if name in seen]
         self._rules = replace(rules, steps={name: rule for name, rule in rules.steps.items() if name in steps})
         self._seen, self._seen_all = seen.named({name: name for name in steps}), seen
         observed = seen.read(self._step)
-        self._reference = self._part.values[self._part.target]
-        self._observed = observed.to(self._reference.device, self._reference.dtype)
-        self._storage = name_of(observed.dtype)
-        self._device = observed.device if large(self._part) else self._reference.device
-        self._there = tree_map_only(Tensor, lambda x: x.to(self._device), self._part.values)
+        self._reference = self._part.values[self._part.target].cpu()
+        self._observed, self._storage = observed.to("cpu", self._reference.dtype), name_of(observed.dtype)
         self._allowed, noise = self._tolerance({})
         inputs = numbers_of_slices(self._reference.shape, [(name, golden[name]) for name in golden.inputs])
         self._residual = Residual(self._observed, self._reference, self._allowed, noise, inputs)
         self._candidates, self._refused = list[_Candidate](), 0
         self._alike = Counter[tuple[Any, ...]]()
         self._shares = dict[int, float | None]()
-        self._slices, self._sample = sampled(self._part, self._residual.wrong, self._there), self._residual
+        self._slices, self._sample = sampled(self._part, self._residual.wrong), self._residual
         places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
         if self._slices is not None:
             allowed = self._slices.of(self._allowed) if self._allowed is not None else None
@@ -300,9 +300,9 @@ class _Search:
         if not reference.is_floating_point():
             return None, 0.0
         storage = self._rules.of(step).storage or (None if self._storage in INTEGERS else self._storage)
-        program = self._part.mutated(edits, self._there)
+        program = self._part.mutated(edits)
         bound = bounded(program, precision=replace(self._rules, storage=storage)).step(step).bound
-        allowed = torch.as_tensor(bound.absolute if bound else 0.0).to(reference.device).expand(reference.shape)
+        allowed = torch.as_tensor(bound.absolute if bound else 0.0).cpu().expand(reference.shape)
         # a wrong value may be larger than the reference's
         observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), storage or "float32")
         noise = torch.as_tensor(bound.noise).to(observed) if bound is not None and bound.noise is not None else 0.0
@@ -346,11 +346,17 @@ class _Search:
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
     def _mutations(self) -> Iterable[Mutation]:
-        """All mutations, which are counted; of a large step first those that take least to say."""
-        every = self._counted(mutations(self._context))
-        if self._slices is None:
+        """All mutations, which are counted; of a large step those first that are likely for the time that they take."""
+        every, nodes = self._counted(mutations(self._context)), self._part.nodes
+        if self._slices is None and self._part.device.type == "cpu":
             return every
-        return sorted([*every], key=lambda m: (PER_RANK * m.rank + self._which(m), *m.edits))
+
+        def order(m: Mutation) -> tuple[float, ...]:
+            changed = sum(math.prod(nodes[i].shape) for i in m.edits)
+            return PER_RANK * m.rank + self._which(m) + math.log2(1.0 + changed / QUICK), *m.edits
+
+        with on(self._part.device):
+            return sorted([*every], key=order)
 
     def _counted(self, some: Iterable[Mutation]) -> Iterator[Mutation]:
         for mutation in some:
@@ -414,8 +420,9 @@ class _Search:
         """
         slices, whole = self._slices, dict[int, Mutation]()
         every = itertools.chain(some, whole.values())  # which grow meanwhile
-        for (alone, *_), alike in itertools.groupby(every, lambda m: (slices is None or id(m) in whole, *m.edits)):
-            while group := [*itertools.islice(alike, 1 if alone else TOGETHER)]:
+        for (alone, *edits), alike in itertools.groupby(every, lambda m: (slices is None or id(m) in whole, *m.edits)):
+            most = 1 if slices is None or alone else slices.together(edits)
+            while group := [*itertools.islice(alike, most)]:
                 self.progress(f"explain: {self._result.tried} mutations tried")
                 if self._late(self._until):
                     return
@@ -432,7 +439,8 @@ class _Search:
     def _promising(self, there: Tensor) -> bool:
         """Whether slices are nearer to those observed than the reference's, or some of their wrong elements are."""
         off, was = self._sample.distance(there), self._sample
-        return was.cost(off) < was.half or float((off[was.wrong] <= EXPLAINED).double().mean()) >= MENDED
+        mended = (off <= EXPLAINED) & (was.off > EXPLAINED) if self._allowed is not None else off <= EXPLAINED
+        return was.cost(off) < was.half or float(mended[was.wrong].double().mean()) >= MENDED
 
     def _on_slices(self, group: list[Mutation]) -> list[Tensor | None]:
         """What mutations of the same operations give on the slices, at once if that can be, else one by one."""
@@ -440,7 +448,7 @@ class _Search:
             with collected([], "mutations at once", DOES_NOT_APPLY):
                 found = self._slices.values([m.edits for m in group])
                 if found is not None and all(x.shape == self._sample.observed.shape for x in found):
-                    return found
+                    return [x.cpu() for x in found]
         return [self._value(mutation, sample=True) for mutation in group]
 
     @cached_property
@@ -479,12 +487,11 @@ class _Search:
         """What a mutation gives, or the slices of it; None where it cannot be run, or gives another shape."""
         with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
             slices, shape = self._slices, self._observed.shape
-            if slices is not None and (sample or self._device != self._reference.device):
-                value = (self._fresh_slices if fresh else slices).value(mutation.edits, all_slices=not sample)
-                shape = self._sample.observed.shape if sample else shape
+            if slices is not None and sample:
+                value, shape = slices.value(mutation.edits), self._sample.observed.shape
             else:
                 value = self._part.value(mutation.edits, self._fresh if fresh else None)
-            return value if value is not None and value.shape == shape else None
+            return value.cpu() if value is not None and value.shape == shape else None
         return None
 
     def _fitting(self) -> list[tuple[_Candidate, float]]:
@@ -517,7 +524,7 @@ class _Search:
         """
         edits, seen = dict(mutation.edits), self._seen
         if mutation.kind == "precision":
-            share = float(self._residual.distance(self._part.value(edits)).max())
+            share = float(self._residual.distance(self._part.value(edits).cpu()).max())
             return share if share <= 1.0 else None
         if region.words:
             target, mask = self._part.target, region.mask
@@ -526,7 +533,7 @@ class _Search:
             there = seen.read(self._step)[mask]
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
-            program = self._part.mutated(edits, self._there)
+            program = self._part.mutated(edits)
             found = localise(seen, program, precision=rules or self._rules).findings[self._step]
             return None if found.wrong or found.own is None else found.own.bound_used
         return None
@@ -629,7 +636,7 @@ class _Search:
         for i in wanted:
             x = found[i]
             if isinstance(x, Tensor) and x.is_floating_point() and bool(x.isfinite().all()):
-                x = x.expand(shape)
+                x = x.expand(shape).cpu()
                 if float(x.std()) > 0.0 and not any(torch.equal(x, other) for other in done):
                     done.append(x)
                     site = program.nodes[i].site.split(": ")[0]
@@ -844,16 +851,12 @@ class _Search:
                     return found
         return {}
 
-    @cached_property
-    def _fresh_slices(self) -> Any:
-        return self._slices.on(self._fresh) if self._slices is not None and self._fresh else self._slices
-
     def _blind(self, same: Mapping[str, list[Mutation]]) -> dict[str, str]:
         """Of the mutations that changed nothing, those that change something on sampled inputs: one of each kind."""
         shows: dict[str, str] = {}
         for kind, mutation in ((kind, mutation) for kind, some in same.items() for mutation in some if self._fresh):
             value = self._value(mutation, fresh=True) if kind not in shows else None
-            if value is not None and not _alike(value, self._fresh[self._part.target]):
+            if value is not None and not _alike(value, self._fresh[self._part.target].cpu()):
                 shows[kind] = mutation.says
         return shows
 
@@ -871,7 +874,8 @@ class _Search:
         def like(x: Tensor, most: float) -> bool:
             return abs(float((error * x).sum())) > most * off * float(x.norm())
 
-        results = [x for i, x in self._part.values.items() if self._context.real(i) and x.shape == value.shape]
+        values = self._part.values
+        results = (x.cpu() for i, x in values.items() if self._context.real(i) and x.shape == value.shape)
         by_chance = max(COSINE_OF_NOISE, 4.0 * error.numel() ** -0.5)  # of many results
         alike = like(value, COSINE_OF_NOISE) or any(like(x.nan_to_num(0.0, 0.0, 0.0), by_chance) for x in results)
         few = error.numel() < FEWEST_FOR_NOISE or not self._residual.everywhere
@@ -882,9 +886,7 @@ class _Search:
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
             share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)
             bound = (
-                bounded(self._part.mutated({}, self._there), precision=rules).step(self._step).bound
-                if share is not None
-                else None
+                bounded(self._part.mutated({}), precision=rules).step(self._step).bound if share is not None else None
             )
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if share is not None and noise / 8.0 <= off <= 2.0 * noise:
@@ -936,17 +938,18 @@ def _alike(a: Tensor | None, b: Tensor | None, relative: float = 1e-7) -> bool:
 
 def _sampled(x: Tensor, seed: int, whole: bool) -> Tensor:
     """Values like those of x in other places, none constant; `whole` numbers between its own, in order where it is."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(x.device).manual_seed(seed)
     if not x.numel() or x.dtype == torch.bool or x.is_complex() or not (whole or x.is_floating_point()):
         return x
     if not x.is_floating_point():
         low, high = int(x.min()), int(x.max())
         if low < 0 or high < 2:  # a number with a meaning of its own, as -100 for no label, and masks
             return x
-        other = torch.randint(min(low, 1) if low == high else low, high + 1, x.shape, generator=generator).to(x)
+        first = min(low, 1) if low == high else low
+        other = torch.randint(first, high + 1, x.shape, generator=generator, device=x.device).to(x)
         return other.sort(-1).values if torch.equal(x, x.sort(-1).values) else other
-    mixed = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
-    noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    mixed = x.flatten()[torch.randperm(x.numel(), generator=generator, device=x.device)].view(x.shape)
+    noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     constant = x.numel() > 1 and bool((x == x.flatten()[0]).all())
     mixed = (
         -mixed if x.numel() < FEWEST_FOR_NOISE and bool((x < 0.0).any()) else mixed

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from whywrong.errors import collected
+from whywrong.explaining.on_device import LOOKUPS, on
 from whywrong.explaining.part import Edit, Part
 from whywrong.process_state import float64_by_default
-from whywrong.recording.operations import UNCHECKED, name_of
+from whywrong.recording.operations import UNCHECKED
 from whywrong.recording.program import Node, Ref, call, filled
-from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map, tree_map_only
+from whywrong.torch_private import tree_leaves, tree_map, tree_map_only
 
 Tensor = torch.Tensor
 
@@ -25,10 +25,10 @@ SLICES = 8
 """How many slices are looked at, most of them wrong ones."""
 LARGE = 1 << 26
 """Multiplications, and elements of results, of which a run is worth a sample: some 10 ms on a core."""
-LOOKUPS = ("index", "gather", "scatter", "embedding", "take", "put", "nll_loss", "max_unpool", "multinomial")
-"""How the names of operations begin that take places in a tensor as whole numbers."""
 TOGETHER = 16
 """Mutations of one operation that are run at once, on the slices of each."""
+MOST_TOGETHER = 1 << 27
+"""Elements that what these change may have in all: 1 GiB."""
 MOST_WAYS = 64
 """Ways to take slices of its arguments that are tried of an operation."""
 
@@ -50,18 +50,17 @@ class Slices:
 
     An operation keeps a dimension apart if its slices are those of its result on the same slices of its arguments,
     or of some of them: that is seen by running it, on other numbers of the same shapes. An edit is run on whole values,
-    since it may exchange slices. `values` are the part's, on the device where all of this is run.
+    since it may exchange slices.
     """
 
-    def __init__(self, part: Part, dim: int, places: Tensor, values: Mapping[int, Any]) -> None:
-        self._part, self._values, device = part, values, values[part.target].device
-        self._device = device
+    def __init__(self, part: Part, dim: int, places: Tensor) -> None:
+        self._part, self._values = part, part.values
         self._places, self._length = places, part.nodes[part.target].shape[dim]
         self.dim = Along(dim)
         self._along: dict[int, Along | None] = {part.target: self.dim}
         self._takes: dict[int, Ways] = {}
         self._known: dict[tuple[int, Along], Any] = {}
-        generator = torch.Generator(device).manual_seed(0)
+        generator = torch.Generator(part.device).manual_seed(0)
         for i in reversed(part.program.cone([part.target], ())):
             node, along, ways = part.nodes[i], self._along[i], None
             if along is not None and i not in part.given:
@@ -82,25 +81,23 @@ class Slices:
         """The slices of a tensor of the step's shape."""
         return self._cut(x, self.dim)
 
-    def on(self, values: Mapping[int, Any]) -> Slices:
-        """The same slices where operations give other values, which are moved to where all of this is run."""
-        other = copy.copy(self)
-        other._values, other._known = tree_map_only(Tensor, lambda x: x.to(self._device), values), {}
-        return other
-
-    def value(self, edits: Mapping[int, Edit], all_slices: bool = False) -> Any:
-        """The step's slices with `edits` in place, or all of it; None where an edit takes slices of what another has
-        changed."""
-        found = self.values([edits], all_slices)
+    def value(self, edits: Mapping[int, Edit]) -> Any:
+        """The step's slices with `edits` in place; None where an edit takes slices of what another has changed."""
+        found = self.values([edits])
         return found[0] if found is not None else None
 
+    def together(self, edits: Iterable[int]) -> int:
+        """How many mutations of these operations run at once."""
+        sizes = [math.prod(self._part.nodes[i].shape) for i in edits]
+        return max(1, min(TOGETHER, MOST_TOGETHER // max(1, sum(sizes))))
+
     @float64_by_default()
-    def values(self, group: Sequence[Mapping[int, Edit]], all_slices: bool = False) -> list[Any] | None:
+    def values(self, group: Sequence[Mapping[int, Edit]]) -> list[Any] | None:
         """The same for several edits of the same operations: what follows these runs once, on the slices of all."""
         part, n = self._part, len(group)
         whole, some = dict[int, list[Any]](), dict[int, Any]()
         for i in (i for i in part.downstream(*group[0]) if i in self._along):
-            node, along = part.nodes[i], None if all_slices else self._along[i]
+            node, along = part.nodes[i], self._along[i]
             if i in group[0]:
                 if not all(_needs(node, edits[i]).isdisjoint(some) for edits in group):
                     return None
@@ -112,18 +109,18 @@ class Slices:
             elif along is not None:
                 some[i] = self._on_slices(i, whole, some, n)
             else:
-                whole[i] = [_run(node, self._whole(node.parents, k, whole), self._device) for k in range(n)]
+                whole[i] = [_run(node, self._whole(node.parents, k, whole), self._part.device) for k in range(n)]
         if part.target not in some:
             found = whole.get(part.target) or [self._values[part.target]] * n
-            return [x.cpu() if all_slices else self._cut(x, self.dim).cpu() for x in found]
-        return self._split(some[part.target].cpu(), self.dim, n)
+            return [self._cut(x, self.dim) for x in found]
+        return self._split(some[part.target], self.dim, n)
 
     def _edited(self, node: Node, edit: Edit, k: int, whole: Mapping[int, list[Any]]) -> Any:
         """What an edit gives on whole values."""
         known = self._whole(_needs(node, edit), k, whole)
         if node.id in known and not whole.keys().isdisjoint(node.parents):
-            known[node.id] = _run(node, known, self._device)
-        with _on(self._device):
+            known[node.id] = _run(node, known, self._part.device)
+        with on(self._part.device):
             return edit.run(*filled(node.args if edit.takes is None else edit.takes, known))
 
     def _whole(self, numbers: Iterable[int], k: int, whole: Mapping[int, list[Any]]) -> dict[int, Any]:
@@ -140,7 +137,7 @@ class Slices:
             ]
             return self._joined(each, own)
         taken = {p: self._taken(p, along, whole, some, n) for p, along in ways.items()}
-        return _run(self._sized(self._part.nodes[i], sizes, n), taken, self._device)
+        return _run(self._sized(self._part.nodes[i], sizes, n), taken, self._part.device)
 
     def _taken(
         self, p: int, along: Along | None, whole: Mapping[int, list[Any]], some: Mapping[int, Any], n: int
@@ -187,14 +184,14 @@ class Slices:
         """From which slices of its arguments an operation computes those of its result, and with which sizes."""
         full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), self._values[p]) for p in node.parents}
         with collected([], "an operation on other numbers", (RuntimeError, IndexError)):
-            wanted = self._cut(_run(node, full, self._device), along)
+            wanted = self._cut(_run(node, full, self._part.device), along)
             ways = itertools.product(*([*self._ways(self._values[p])] for p in node.parents))
             for way in itertools.islice(ways, MOST_WAYS):
                 taken = dict(zip(node.parents, way, strict=True))
                 for sizes in self._sizes(node):
                     with collected([], "an operation on slices", (RuntimeError, IndexError)):
                         cut = {p: self._cut(full[p], a) if a is not None else full[p] for p, a in taken.items()}
-                        if _equal(_run(self._sized(node, sizes, 1), cut, self._device), wanted):
+                        if _equal(_run(self._sized(node, sizes, 1), cut, self._part.device), wanted):
                             return taken, sizes
         return None
 
@@ -221,11 +218,8 @@ class Slices:
         return Node(node.id, node.func, tuple(args), node.kwargs, node.shape, node.dtype, node.site)
 
 
-def sampled(part: Part, wrong: Tensor, values: Mapping[int, Any]) -> Slices | None:
-    """The slices of a step by which least is left to compute; None of a small one, or where half is left at least.
-
-    `values` are the part's, on the device where they are to be computed.
-    """
+def sampled(part: Part, wrong: Tensor) -> Slices | None:
+    """The slices of a step by which least is left to compute; None of a small one, or where half is left at least."""
     if not large(part):
         return None
     found = list[Slices]()
@@ -234,7 +228,7 @@ def sampled(part: Part, wrong: Tensor, values: Mapping[int, Any]) -> Slices | No
             at = wrong.movedim(dim, 0).reshape(length, -1).any(1)
             both = ((at.nonzero(), 3 * SLICES // 4), ((~at).nonzero(), SLICES // 4))
             some = [each[torch.linspace(0, len(each) - 1, n).long()] for each, n in both if len(each)]
-            found.append(Slices(part, dim, torch.cat(some).flatten().unique(), values))
+            found.append(Slices(part, dim, torch.cat(some).flatten().unique()))
     best = min(found, key=lambda each: each.work, default=None)
     return best if best is not None and best.work < _whole(part) / 2.0 else None
 
@@ -255,47 +249,6 @@ def _whole(part: Part) -> float:
     return sum(_work(part, i) for i in part.program.cone([part.target], ()))
 
 
-class _Lookups(TorchDispatchMode):
-    """Runs what looks up places beside its tensor if all are inside of it, else on the CPU: there a place outside
-    raises, and on a GPU it would end CUDA."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = name_of(func)
-        if not name.startswith(LOOKUPS):
-            return func(*args, **(kwargs or {}))
-        own = next((x.device for x in tree_leaves(args) if isinstance(x, Tensor)), torch.device("cpu"))
-        device = own if _inside(*args) else torch.device("cpu")
-        here = tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs or {}))
-        found = tree_map_only(Tensor, lambda x: x.to(own), func(*here[0], **here[1]))
-        return args[0].copy_(found) if name.endswith("_") and device != own else found
-
-
-def _inside(x: Any, by: Any = None, *others: Any) -> bool:
-    """Whether whole numbers, in one dimension or a tensor of them for each of the first, are places of a tensor."""
-    if not isinstance(x, Tensor) or not x.ndim:
-        return False
-    some = [*zip(by, x.shape, strict=False)] if isinstance(by, (list, tuple)) else [(by, min(x.shape))]
-    some = [(others[0], x.shape[by])] if isinstance(by, int) and others else some
-    return all(
-        places is None or (isinstance(places, Tensor) and places.dtype == torch.int64 and _below(places, n))
-        for places, n in some
-    )
-
-
-def _below(places: Tensor, n: int) -> bool:
-    return not places.numel() or bool((places.min() >= 0) & (places.max() < n))
-
-
-@contextmanager
-def _on(device: torch.device) -> Iterator[None]:
-    """Tensors are made on a device, and nothing ends it."""
-    with ExitStack() as stack:
-        if device.type != "cpu":
-            stack.enter_context(device)
-            stack.enter_context(_Lookups())
-        yield
-
-
 def _work(part: Part, i: int) -> float:
     """Multiplications of a product of matrices, else elements of a result."""
     node, size = part.nodes[i], float(math.prod(part.nodes[i].shape))
@@ -306,7 +259,7 @@ def _work(part: Part, i: int) -> float:
 
 def _run(node: Node, values: Mapping[int, Any], device: torch.device) -> Any:
     args, kwargs = filled(node.args, values), {key: filled(item, values) for key, item in node.kwargs.items()}
-    with _on(device) if node.op.startswith(LOOKUPS) else nullcontext():
+    with on(device) if node.op.startswith(LOOKUPS) else nullcontext():
         return call(node, args, kwargs, device)
 
 

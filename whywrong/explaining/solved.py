@@ -68,7 +68,7 @@ def unknowns(c: Context, operations: Iterable[str]) -> Iterator[Unknowns]:
             users += c.part.users.get(k, ()) if moved[k] else ()
         last = any(k not in own or values[k].numel() > n for k in users)  # not one of which another is made in place
         if 1 < n <= MOST_UNKNOWNS and last and not moved[i]:
-            table = values[i].flatten()
+            table = values[i].flatten().cpu()
             yield Unknowns(table, partial(_held, i, values[i].shape), partial(_say_table, c.called(i), table))
 
 

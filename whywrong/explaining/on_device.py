@@ -1,0 +1,72 @@
+"""Edits of a program on a GPU, where a place outside of a tensor would end CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from whywrong.recording.operations import name_of
+from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
+
+Tensor = torch.Tensor
+
+LOOKUPS = ("index", "gather", "scatter", "embedding", "take", "put", "nll_loss", "max_unpool", "multinomial")
+"""How the names of operations begin that take places in a tensor as whole numbers."""
+
+MOVING = ("_to_copy", "copy_")
+"""What moves from a device to another."""
+
+
+@contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """Tensors are made on a device, others are brought there, and nothing ends it."""
+    with ExitStack() as stack:
+        if device.type != "cpu":
+            stack.enter_context(device)
+            stack.enter_context(Brought(device))
+        yield
+
+
+class Brought(TorchDispatchMode):
+    """Runs operations on a device, on which what they take from elsewhere is brought.
+
+    What looks up places runs there if all are inside of its tensor, else on the CPU, where a place outside raises.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, name_of(func)
+        safe = not name.startswith(LOOKUPS) or _inside(*args)
+        device = self._device if safe else torch.device("cpu")
+        if name not in MOVING and any(x.device != device for x in tree_leaves((args, kwargs)) if _placed(x)):
+            here = tree_map_only(Tensor, lambda x: x.to(device) if _placed(x) else x, (args, kwargs))
+            found = tree_map_only(Tensor, lambda x: x.to(self._device), func(*here[0], **here[1]))
+            return args[0].copy_(found) if name.endswith("_") else found
+        return func(*args, **kwargs)
+
+
+def _placed(x: Any) -> bool:
+    """Whether it matters on which device something is: single numbers are taken from anywhere."""
+    return isinstance(x, Tensor) and x.ndim > 0
+
+
+def _inside(x: Any, by: Any = None, *others: Any) -> bool:
+    """Whether whole numbers, in one dimension or a tensor of them for each of the first, are places of a tensor."""
+    if not isinstance(x, Tensor) or not x.ndim:
+        return False
+    some = [*zip(by, x.shape, strict=False)] if isinstance(by, (list, tuple)) else [(by, min(x.shape))]
+    some = [(others[0], x.shape[by])] if isinstance(by, int) and others else some
+    return all(
+        places is None or (isinstance(places, Tensor) and places.dtype == torch.int64 and _below(places, n))
+        for places, n in some
+    )
+
+
+def _below(places: Tensor, n: int) -> bool:
+    return not places.numel() or bool((places.min() >= 0) & (places.max() < n))
