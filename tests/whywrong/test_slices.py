@@ -9,7 +9,7 @@ from torch.nn.functional import gelu, layer_norm, rms_norm, scaled_dot_product_a
 import whywrong
 from whywrong.explaining import slices
 from whywrong.explaining.mutations import Context, mutations
-from whywrong.explaining.on_device import Brought, _inside
+from whywrong.explaining.on_device import Brought, _inside, on
 from whywrong.explaining.part import Part
 
 MOVED = (RuntimeError, IndexError, OverflowError)
@@ -143,3 +143,26 @@ def test_a_large_step_of_whole_numbers_is_explained(rng, monkeypatch):
     x = torch.from_numpy(rng.standard_normal((40, 12))).float()
     golden = whywrong.golden(lambda x: x.argmax(-1), x=x)
     assert whywrong.explain({"x": x, "output": x.argmin(-1)}, golden).verdict == "cause"
+
+
+def unread(x, w, gain):
+    """The values of the last 12 of 40 tokens are not read."""
+    return block(x, w, gain, lambda v: torch.cat([v[:, :, :28], torch.zeros_like(v[:, :, 28:])], 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("other", "kinds"), [(tanh, {"function"}), (flipped, {"flip"}), (unread, {"truncate"})])
+def test_a_large_step_on_a_gpu_is_explained_there(other, kinds, rng, monkeypatch):
+    monkeypatch.setattr(slices, "LARGE", 0)
+    shapes = ((2, 40, 32), (32, 96), (32,))
+    x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float().cuda() for shape in shapes)
+    golden = whywrong.golden(block, x=x, w=w, gain=gain)
+    observed = {"x": x, "w": w, "gain": gain, "output": other(x, w, gain)}
+    found = whywrong.explain(observed, golden, seconds=60.0)
+    assert found.verdict == "cause", found
+    assert found.causes[0].kind in kinds, found
+    part = Part(golden, whywrong.Trace(observed), "output")
+    assert part.device.type == "cuda"
+    with pytest.raises(IndexError), on(part.device):  # and CUDA goes on
+        x.index_select(1, torch.tensor([40]))
+    assert torch.equal(x.cpu(), x.clone().cpu())

@@ -285,11 +285,9 @@ class _Search:
             o, v, noise = map(self._slices.of, (o, v, torch.as_tensor(noise).expand(o.shape)))
             self._sample = Residual(o, v, allowed, noise, {})
             places = self._slices.of(places.view(self._observed.shape)).flatten()
-        good = (o.isfinite() & v.isfinite()).flatten().nonzero().flatten()
-        good = good[torch.randperm(len(good), generator=torch.Generator().manual_seed(0))]
-        wrong = self._residual.wrong.flatten()[places[good]]
-        self._in_sample = torch.cat([good[wrong][: 3 * SAMPLED // 4], good[~wrong][: SAMPLED // 4]])
+        self._in_sample = _places(o, v, self._residual.wrong.flatten()[places])
         self._at = places[self._in_sample]
+        self._everywhere = _places(self._observed, self._reference, self._residual.wrong.flatten())
         self._rows = list[tuple[Mutation, Tensor]]()
         self._inputs = dict[str, Tensor]()
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
@@ -597,7 +595,7 @@ class _Search:
         every = torch.arange(self._observed.numel())
         for some in unknowns(self._context, OPERATIONS_WITH_FITTED_NUMBER):
             start = some.numbers
-            x = self._equation(some.edits, self._at, self._allowed).fewest(start)
+            x = self._equation(some.edits, self._everywhere, self._allowed).fewest(start)
             if x is not None and (count := int((x != start).sum())):
                 if count * len(every) < MOST_POLISHED:
                     allowed, _ = self._tolerance(some.edits(x))
@@ -682,8 +680,8 @@ class _Search:
         for mask in masks:
             if self._late(self._until) or (value := self._value(whole.within(d, mask)[0])) is None:
                 return []
-            columns.append(self._error(value))
-        error = self._error(self._observed)
+            columns.append(self._error(value, self._everywhere))
+        error = self._error(self._observed, self._everywhere)
         wrong = error.abs() > 1.0  # where it holds elsewhere is the region's to say
         found = [*chosen(torch.stack(columns, 1)[wrong], error[wrong])] if bool(wrong.any()) and columns else []
         for parts in dict.fromkeys(map(tuple, found)):
@@ -893,6 +891,13 @@ class _Search:
                 says = f"consistent with: fewer digits than declared (products={narrower})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []
+
+
+def _places(observed: Tensor, reference: Tensor, wrong: Tensor) -> Tensor:
+    """SAMPLED elements of those that are finite, by chance, three in four of them wrong."""
+    good = (observed.isfinite() & reference.isfinite()).flatten().nonzero().flatten()
+    good = good[torch.randperm(len(good), generator=torch.Generator().manual_seed(0))]
+    return torch.cat([good[wrong[good]][: 3 * SAMPLED // 4], good[~wrong[good]][: SAMPLED // 4]])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
