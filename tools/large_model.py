@@ -4,8 +4,8 @@
 
 The model is a Llama of random weights in bfloat16, and its port is the same with a fault in one block. Each block of
 the port is captured, on what the port's block before it gave, and checked with the golden of its own reference on the
-same input: the weights of one block at a time are in float64. Prints a line a block, what explains the first wrong
-step, seconds, and the largest memory.
+same input: the weights of one block at a time are in float64. Prints a line a block up to the first wrong one, what
+explains that, seconds, and the largest memory.
 """
 
 from __future__ import annotations
@@ -95,8 +95,10 @@ def main() -> None:
             if report.first:
                 print(whywrong.explain(seen, golden, report=report, seconds=given.seconds))
                 print(f"explained in {time.perf_counter() - now:.1f} s", flush=True)
-            last = time.perf_counter()
-    print(f"{last - begun:.0f} s, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB on the host")
+                break
+            last = now
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{time.perf_counter() - begun:.0f} s, {host:.1f} GiB on the host")
     if given.device != "cpu":
         print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB on the GPU")
 

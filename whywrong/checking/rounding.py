@@ -347,10 +347,13 @@ class Exact:
         have this sum of `squares`, the sum has a variance of (K / 8)^2 / 3 times that. An A100 adds 8 products of
         16-bit factors at a time, an H100 16 (Khattak and Mikaitis 2025).
         """
+        count = self.length(node, args, squares) / AT_A_TIME if self.narrow_factors(node) else 0.0
+        return self.rules[node.id].unit * count * (squares / 3.0).sqrt()
+
+    def narrow_factors(self, node: Node) -> bool:
+        """Whether an operation is a product of numbers that tensor cores take, declared as cut or stored as such."""
         rule = self.rules[node.id]
-        narrow = rule.cut > 0.0 or _storage_unit(rule) > UNIT_ROUNDOFF["float32"]
-        count = self.length(node, args, squares) / AT_A_TIME if narrow and node.op in PRODUCTS else 0.0
-        return rule.unit * count * (squares / 3.0).sqrt()
+        return node.op in PRODUCTS and (rule.cut > 0.0 or _storage_unit(rule) > UNIT_ROUNDOFF["float32"])
 
     def unit(self, node: Node) -> float:
         """The round-off of an addition; to truncate is twice as far off as to round."""
@@ -571,7 +574,11 @@ class Rounding:
         if node.id in self.exact.spread:
             length = self.exact.length(node, args, next(x for x in tree_leaves(out) if isinstance(x, Tensor)))
             added = self.exact.unit(node)
-            drift = worst_case(length, added) if self.exact.truncates(node) else lost_terms(length, added)
+            drift = lost_terms(length, added)
+            if self.exact.truncates(node):
+                drift = worst_case(length, added)
+            elif self.exact.narrow_factors(node):
+                drift = worst_case(length / AT_A_TIME, 2.0 * added)
             if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:

@@ -57,7 +57,7 @@ def confidence(length: int, count: int) -> float:
     return math.sqrt(2.0 * math.log(2.0 * length * count / TENSOR_FALSE_POSITIVES))
 
 
-def worst_case(length: int, u: float) -> float:
+def worst_case(length: float, u: float) -> float:
     """K u / (1 - K u): `length` roundings, whatever their signs; infinite where they could lose everything."""
     return length * u / (1.0 - length * u) if length * u < 1.0 else math.inf
 
