@@ -1,5 +1,6 @@
 """Numbers that prose and docs repeat from the code and from records are those."""
 
+import copy
 import csv
 import json
 import math
@@ -7,6 +8,7 @@ import re
 import textwrap
 
 import pytest
+import torch
 
 from kernels.compare.checks import CHECKS
 from labkit.session.catalogue import ROOT
@@ -84,6 +86,22 @@ def test_what_is_said_of_tolerances_is_what_is_on_record():
     for row in rows("tolerance_choices.csv"):
         found = " | ".join(f"{row[f'found of {size}']} of {row[f'faults of {size}']}" for size in (1, 4, 32))
         assert f"| {float(row['value']):g} | {row['flagged']} of {row['correct']} | {found} |" in docs
+
+
+def test_the_blocks_of_the_docs_are_walked_to_the_wrong_one(capsys):
+    docs = (ROOT / "docs" / "own_module.md").read_text(encoding="utf-8")
+    module, walk = (textwrap.dedent(code) for code in re.findall(r"(?s)```python\n(.*?)```", docs))
+    names = {"__name__": "block"}
+    exec(module, names)
+    reference, port = (torch.nn.Module() for _ in range(2))
+    reference.layers = torch.nn.ModuleList(names["Block"]() for _ in range(4))
+    port.layers = copy.deepcopy(reference.layers)
+    port.layers[2].norm.eps = 1e-2
+    names |= {"reference": reference, "port": port, "x": names["x"]}
+    capsys.readouterr()
+    exec(walk, names)
+    assert names["its_port"] is port.layers[2]
+    assert "add has 0.01 where the reference has 1e-05" in capsys.readouterr().out
 
 
 def test_the_module_of_the_docs_is_explained_as_shown(capsys):

@@ -1666,3 +1666,23 @@ def test_an_error_of_a_range_of_values_is_seen_behind_the_sample():
     biased = torch.where((x > 1.0) & (x < 1.2), x.tanh() * (1.0 + 3e-6), x.tanh())
     found = localise({"x": x, "y": biased}, golden, precision=FLOAT32)
     assert (found.first, found.findings["y"].structure.worst.name) == ("y", "values")
+
+
+def test_steps_that_are_checked_one_at_a_time_are_found_as_all_at_once(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    x, w = torch.randn(24, 32, generator=generator), torch.randn(32, 32, generator=generator)
+
+    def steps(x, w, off=0.0):
+        y = x @ w
+        p = (y + off).softmax(-1)
+        return {"y": y, "p": p, "z": p @ w, "best": p.argmax(-1)}
+
+    recorded, observed = golden(steps, x=x, w=w), {"x": x, "w": w, **steps(x, w)}
+    observed["z"] = observed["z"] + 1e-3 * observed["y"]
+    together = localise(observed, recorded)
+    monkeypatch.setattr("whywrong.checking.with_program.AT_ONCE", 1)
+    alone = localise(observed, recorded)
+    assert together.own == alone.own == ["z"]
+    assert {name: f.words for name, f in together.findings.items() if not f.wrong} == {
+        name: f.words for name, f in alone.findings.items() if not f.wrong
+    }

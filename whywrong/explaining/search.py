@@ -437,7 +437,7 @@ class _Search:
     def _promising(self, there: Tensor) -> bool:
         """Whether slices are nearer to those observed than the reference's, or some of their wrong elements are."""
         off, was = self._sample.distance(there), self._sample
-        mended = (off <= EXPLAINED) & (was.off > EXPLAINED) if self._allowed is not None else off <= EXPLAINED
+        mended = (off <= EXPLAINED) & (was.off > EXPLAINED)
         return was.cost(off) < was.half or float(mended[was.wrong].double().mean()) >= MENDED
 
     def _on_slices(self, group: list[Mutation]) -> list[Tensor | None]:
