@@ -1,14 +1,19 @@
-"""What torch keeps for a whole process, changed by one thread at a time, and put back as it was."""
+"""What torch keeps for a whole process, or a thread, changed by one thread at a time, and put back as it was."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import torch
+
+SMALL = 1 << 17
+"""Elements below which an operation takes less time than waking a second thread, or than launching a kernel."""
 
 ALONE = threading.RLock()
 """Held while whywrong changes such a setting, and while it runs a program that must not see it changed: the default
@@ -50,3 +55,35 @@ def float64_by_default() -> Iterator[None]:
     """
     with process_wide(temporarily(torch.get_default_dtype, torch.set_default_dtype, torch.float64)):
         yield
+
+
+_DECIDED = ContextVar("_DECIDED", default=False)
+"""Whether how many threads run was decided by a check that this one is a part of."""
+
+
+@contextmanager
+def few_threads(elements: int) -> Iterator[None]:
+    """One thread for small tensors, where several would wait for each other longer than they work, and where another
+    process takes a core: then each operation of several threads waits until that one is let go.
+
+    torch keeps this number for each thread; only a thread that first uses torch meanwhile begins with it too.
+    """
+    most = torch.get_num_threads()
+    several = most > 1 and elements >= SMALL and (_DECIDED.get() or _seconds(most) < _seconds(1))
+    before = _DECIDED.set(elements >= SMALL)
+    try:
+        with temporarily(torch.get_num_threads, torch.set_num_threads, most if several else 1):
+            yield
+    finally:
+        _DECIDED.reset(before)
+
+
+def _seconds(threads: int) -> float:
+    """How long some operations take now, on so many threads; some 50 ms on one."""
+    x = torch.ones(1 << 17, dtype=torch.float64)
+    with temporarily(torch.get_num_threads, torch.set_num_threads, threads):
+        x.sqrt()  # starts the threads
+        begun = time.perf_counter()
+        for _ in range(256):
+            x.sqrt()
+        return time.perf_counter() - begun

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, step
-from whywrong.checking import localise as localise_file
+from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, process_state, step
+from whywrong.checking import with_program
 from whywrong.checking.localise import WIDENED
 from whywrong.checking.updates import sample
 from whywrong.checking.with_program import AS_GOLDEN, ROUNDED
@@ -1635,14 +1635,14 @@ def test_what_a_golden_differs_by_its_own_rounding_is_no_change_that_is_lost():
 
 @pytest.mark.parametrize(("several", "threads"), [(1.0, 2), (3.0, 1)])
 def test_several_threads_run_where_they_are_faster(several, threads, monkeypatch):
-    monkeypatch.setattr(localise_file, "_seconds", lambda n: several if n > 1 else 2.0)
+    monkeypatch.setattr(process_state, "_seconds", lambda n: several if n > 1 else 2.0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    with localise_file.few_threads(localise_file.SMALL):
-        monkeypatch.setattr(localise_file, "_seconds", lambda n: 1.0 / n)
-        with localise_file.few_threads(localise_file.SMALL):
+    with process_state.few_threads(process_state.SMALL):
+        monkeypatch.setattr(process_state, "_seconds", lambda n: 1.0 / n)
+        with process_state.few_threads(process_state.SMALL):
             assert torch.get_num_threads() == threads, "decided once, by the outer one"
-    with localise_file.few_threads(localise_file.SMALL - 1):
+    with process_state.few_threads(process_state.SMALL - 1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
@@ -1686,3 +1686,36 @@ def test_steps_that_are_checked_one_at_a_time_are_found_as_all_at_once(monkeypat
     assert {name: f.words for name, f in together.findings.items() if not f.wrong} == {
         name: f.words for name, f in alone.findings.items() if not f.wrong
     }
+
+
+def test_a_large_step_of_nearest_numbers_is_cleared_by_one_run_and_others_are_simulated(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(512, 512, generator=generator).bfloat16() for _ in range(2))
+
+    def program(x, w):
+        return {"scaled": x * w, "product": x @ w, "sum": x + w}
+
+    recorded, simulated = golden(program, x=x, w=w), []
+    run = with_program.Rerun._check_parts
+    monkeypatch.setattr(
+        with_program.Rerun,
+        "_check_parts",
+        lambda self, parts, *rest: simulated.append(len(parts)) or run(self, parts, *rest),
+    )
+    right = {"x": x, "w": w, **program(x, w)}
+    report = localise(right, recorded, elements=True)
+    assert report.first is None
+    assert simulated == [1], "the product alone"
+    assert 0.4 < report.findings["sum"].own.bound_used <= 0.5, "of a unit"
+    for name in ("scaled", "sum"):
+        for wrong in (_further(right[name]), right[name] * (1.0 + 2.0**-6)):  # one element, and all
+            assert localise({**right, name: wrong}, recorded).first == name
+    less = Precision(steps={"sum": {"storage": "float32"}})
+    assert localise(right, recorded, precision=less).first == "sum", "declared to have more digits than it has"
+
+
+def _further(x):
+    """x with one element that is ten numbers further."""
+    bits = x.clone().view(torch.int16)
+    bits[3, 5] += 10
+    return bits.view(x.dtype)

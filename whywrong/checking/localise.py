@@ -7,10 +7,7 @@ golden is known, and it is compared with the errors of the steps before.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +21,7 @@ from whywrong.checking.with_program import Rerun
 from whywrong.checking.without_program import Values
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, guess, representable
 from whywrong.errors import UsageError, did_you_mean
-from whywrong.process_state import temporarily
+from whywrong.process_state import SMALL, few_threads
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.steps import Trace, as_trace
 from whywrong.tables import to_stderr
@@ -34,9 +31,6 @@ TRACE_FALSE_POSITIVES = 1e-3
 
 WIDENED = "float64 of float32 numbers is taken as stored in float32 (else declare storage=float64,accumulate=float64)"
 """The note for a dump of float32 numbers as float64, where nothing was declared."""
-
-SMALL = 1 << 17
-"""Elements below which an operation takes less time than waking a second thread, or than launching a kernel."""
 
 
 def localise(
@@ -116,38 +110,6 @@ def _check_arguments(observed: Any, precision: Any, names: Any, false_alarm: Any
         raise UsageError(f"names: expected the golden's names mapped to the observed's, got {names!r:.60}")
     if not (isinstance(false_alarm, float) and 0.0 < false_alarm < 1.0):
         raise UsageError(f"false_alarm: expected a probability, above 0 and below 1, got {false_alarm!r}")
-
-
-_DECIDED = ContextVar("_DECIDED", default=False)
-"""Whether how many threads run was decided by a check that this one is a part of."""
-
-
-@contextmanager
-def few_threads(elements: int) -> Iterator[None]:
-    """One thread for small tensors, where several would wait for each other longer than they work, and where another
-    process takes a core: then each operation of several threads waits until that one is let go.
-
-    torch keeps this number for each thread; only a thread that first uses torch meanwhile begins with it too.
-    """
-    most = torch.get_num_threads()
-    several = most > 1 and elements >= SMALL and (_DECIDED.get() or _seconds(most) < _seconds(1))
-    before = _DECIDED.set(elements >= SMALL)
-    try:
-        with temporarily(torch.get_num_threads, torch.set_num_threads, most if several else 1):
-            yield
-    finally:
-        _DECIDED.reset(before)
-
-
-def _seconds(threads: int) -> float:
-    """How long some operations take now, on so many threads; some 50 ms on one."""
-    x = torch.ones(1 << 17, dtype=torch.float64)
-    with temporarily(torch.get_num_threads, torch.set_num_threads, threads):
-        x.sqrt()  # starts the threads
-        begun = time.perf_counter()
-        for _ in range(256):
-            x.sqrt()
-        return time.perf_counter() - begun
 
 
 def _guessed(steps: Trace) -> tuple[Precision, list[str]]:

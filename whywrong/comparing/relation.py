@@ -9,7 +9,7 @@ narrower of the two types.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import permutations
 from operator import itemgetter
 from typing import NamedTuple
@@ -71,6 +71,12 @@ def relation(observed: Tensor, golden: Tensor) -> Relation:
 def agreed(o: Tensor, g: Tensor) -> bool:
     """Whether two tensors of one shape are equal to half a unit in the last place of the narrower type."""
     return o.shape == g.shape and (same_bits(o, g) or compare(*_narrower(o, g)).ok)
+
+
+def holders(x: Tensor, others: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """Of tensors by name those that hold the numbers of x, unless all of these are one number."""
+    if not bool((x == x.flatten()[:1]).all()):
+        yield from (name for name, other in others if agreed(x, other))
 
 
 def _narrower(o: Tensor, g: Tensor) -> list[Tensor]:

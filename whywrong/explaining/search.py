@@ -16,11 +16,11 @@ import torch
 
 from whywrong.checking.alignment import renamed
 from whywrong.checking.findings import Localisation
-from whywrong.checking.localise import few_threads, localise
+from whywrong.checking.localise import localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of
 from whywrong.comparing.regions import Region, bits_of_subset, numbers_of_slices, tightest
-from whywrong.comparing.relation import agreed
+from whywrong.comparing.relation import holders
 from whywrong.console import Progress
 from whywrong.errors import UsageError, check_number, collected
 from whywrong.explaining.explanation import CAUSE, NONE, UNDECIDABLE, Cause, Explanation
@@ -52,6 +52,7 @@ from whywrong.explaining.partly import (
 from whywrong.explaining.residual import FARTHEST, Residual
 from whywrong.explaining.slices import large, sampled
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
+from whywrong.process_state import few_threads
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.program import INPUT, Node, Ref
 from whywrong.recording.steps import Trace, as_trace
@@ -184,9 +185,7 @@ def _without_search(golden: Golden, observed: Trace, reports: list[Localisation]
 
 def _held(golden: Golden, x: Tensor, parameter: str) -> str:
     """Which other of the golden's parameters a wrong one holds; nothing where none, or all is one number."""
-    others = (name for name in golden.parameters if name != parameter and golden[name].shape == x.shape)
-    same = bool((x == x.flatten()[:1]).all())
-    return next((name for name in others if not same and agreed(x, golden[name])), "")
+    return next(holders(x, ((name, golden[name]) for name in golden.parameters if name != parameter)), "")
 
 
 def _elsewhere(golden: Golden, trace: Trace, report: Localisation, seconds: float, result: Explanation) -> Explanation:

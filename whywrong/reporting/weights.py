@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from whywrong.checking.alignment import renamed
-from whywrong.comparing.relation import DIFFERS, PART, PARTLY, SAME, Relation, agreed, relation
+from whywrong.comparing.relation import DIFFERS, PART, PARTLY, SAME, Relation, holders, relation
 from whywrong.errors import UsageError
 from whywrong.recording.dumps import SUFFIXES, natural, open_dump
 from whywrong.recording.steps import Steps, Trace, as_trace
@@ -156,11 +156,10 @@ def _first(x: Tensor) -> Tensor:
 def _twins(x: Tensor, ours: Trace, firsts: Mapping[torch.Size, dict[str, Tensor]]) -> Iterator[str]:
     """The golden's tensors that hold the numbers of x, unless all of these are one number."""
     others, first = firsts.get(x.shape, {}), _first(x)
-    if others and not bool((x == x.flatten()[:1]).all()):
-        alike = (
-            torch.stack([*others.values()]) - first
-        ).abs() <= first.abs().amax() / 8.0  # what rounding to fp8 moves
-        yield from (n for n, fits in zip(others, alike.all(1), strict=True) if fits and agreed(x, ours.read(n)))
+    if others:
+        off = (torch.stack([*others.values()]) - first).abs()
+        near = (off <= first.abs().amax() / 8.0).all(1)  # what rounding to fp8 moves
+        yield from holders(x, ((name, ours.read(name)) for name, fits in zip(others, near, strict=True) if fits))
 
 
 def _find_joined(found: dict[str, Relation], ours: Trace, theirs: Trace) -> None:
