@@ -39,13 +39,14 @@ LOG = logging.getLogger("whywrong")
 def collected(errors: list[str], what: str, expected: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Go on after an exception, which is logged as a line that begins with `what`.
 
-    Unless it is one of the `expected`, that line is appended to `errors` too.
+    Unless it is one of the `expected`, and no lack of memory, that line is appended to `errors` too.
     """
     try:
         yield
     except Exception as error:
         line = f"{what}: {type(error).__name__}: {first_line(error)}"
-        errors += [line] * (not isinstance(error, expected))
+        memory = type(error).__name__ == "OutOfMemoryError"  # torch's, a RuntimeError
+        errors += [line] * (memory or not isinstance(error, expected))
         LOG.debug("%s", line, exc_info=True)
 
 

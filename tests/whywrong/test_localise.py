@@ -1,6 +1,7 @@
 """The first wrong step: own against inherited error, what a declared precision allows, and how rarely it cries wolf."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -1680,8 +1681,12 @@ def test_steps_that_are_checked_one_at_a_time_are_found_as_all_at_once(monkeypat
     recorded, observed = golden(steps, x=x, w=w), {"x": x, "w": w, **steps(x, w)}
     observed["z"] = observed["z"] + 1e-3 * observed["y"]
     together = localise(observed, recorded)
-    monkeypatch.setattr("whywrong.checking.with_program.AT_ONCE", 1)
+    groups, run = [], with_program.Rerun._check_parts
+    watched = lambda self, parts, *rest: groups.append(len(parts)) or run(self, parts, *rest)  # noqa: E731
+    monkeypatch.setattr(with_program.Rerun, "_check_parts", watched)
+    monkeypatch.setattr(with_program, "AT_ONCE", 1)
     alone = localise(observed, recorded)
+    assert {*groups} == {1}
     assert together.own == alone.own == ["z"]
     assert {name: f.words for name, f in together.findings.items() if not f.wrong} == {
         name: f.words for name, f in alone.findings.items() if not f.wrong
@@ -1719,3 +1724,21 @@ def _further(x):
     bits = x.clone().view(torch.int16)
     bits[3, 5] += 10
     return bits.view(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: {"p": x.sum(-1).softmax(-1)},
+        lambda x, w: {"y": (x @ w).clamp(-20.0, 20.0).mean(0)},
+        lambda x, w: {"p": (x @ w).amax(-1).softmax(-1)},
+    ],
+)
+def test_an_infinite_term_leaves_the_tolerance_of_what_follows(program, dtype):
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        x, w = torch.randn(6, 40, generator=generator), torch.rand(40, 8, generator=generator)
+        x[seed, 7] = -math.inf
+        x, w = x.to(dtype), w.to(dtype)
+        assert localise({"x": x, "w": w, **program(x, w)}, golden(program, x=x, w=w)).first is None, seed

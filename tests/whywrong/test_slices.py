@@ -91,13 +91,23 @@ def test_a_small_step_has_none(rng):
     assert slices.sampled(part, torch.ones(64, 48, dtype=torch.bool)) is None
 
 
-def test_a_lookup_of_a_wrong_place_raises():
-    with Brought(torch.device("cpu")), pytest.raises(IndexError):
-        torch.arange(4.0)[torch.tensor([4])]
-    x = torch.zeros(4)
+def test_what_an_edit_takes_is_brought_to_its_device_and_lookups_of_wrong_places_raise():
+    """The device without memory stands for a GPU."""
+    there, x, two = torch.device("meta"), torch.arange(4.0), torch.tensor([2])
+    with on(there):
+        assert torch.where(torch.ones(4, device=there) > 0.0, x, 0.5 * x).device == there, "a mask and a value"
+        assert torch.ops.aten.arange.default(3, device="cpu").device == there
+        assert x.index_select(0, two).device == there
+        for call in (lambda: x[two + 2], lambda: x.gather(0, two - 3), lambda: two.repeat_interleave(two - 3)):
+            with pytest.raises((IndexError, RuntimeError)):
+                call()
     with Brought(torch.device("cpu")):
-        x.index_add_(0, torch.tensor([1, 1]), torch.ones(2))
-        assert torch.equal(x.gather(0, torch.tensor([1, 0])), torch.tensor([2.0, 0.0]))
+        shifted = two << torch.tensor([3])
+        assert (int(shifted), int(two)) == (16, 2), "its name ends as those that write in place do"
+        y = torch.zeros(4)
+        y.index_add_(0, torch.tensor([1, 1]), torch.ones(2))
+        y.masked_scatter_(torch.tensor([False, False, False, True]), torch.full((1,), 7.0))
+        assert y.tolist() == [0.0, 2.0, 0.0, 7.0]
 
 
 def test_lookups_stay_on_a_gpu_where_all_places_are_known_to_be_inside():

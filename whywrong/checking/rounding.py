@@ -252,7 +252,8 @@ class Exact:
                 self.flushed[node.id] = _map_real(
                     lambda x, q: _flushed(self.length(node, args, x), q, precision), out, squares
                 )
-            by_chance = _map_real(lambda x, q: torch.maximum(x, self._cut_short(node, args, q)), by_chance, squares)
+            if self.narrow_factors(node):
+                by_chance = _map_real(lambda x, q: torch.maximum(x, self._cut_short(node, args, q)), by_chance, squares)
             self.spread[node.id] = self._in_order(node, args, kwargs, by_chance)
             if precision.accumulate == "float32":  # errors of similar terms are similar
                 self.lost[node.id] = lost = self._in_float32(node, args, kwargs)
@@ -343,11 +344,16 @@ class Exact:
     def _cut_short(self, node: Node, args: Any, squares: Tensor) -> Tensor:
         """The spread of what a product loses on tensor cores, which add several products at a time and truncate.
 
-        What partial sums lose has the sign of these, so it adds up: of K / 8 partial sums in random order, whose terms
-        have this sum of `squares`, the sum has a variance of (K / 8)^2 / 3 times that.
+        What partial sums lose has the sign of these, so it adds up: of n partial sums in random order, whose terms have
+        this sum of `squares`, the sum has a variance of n^2 / 3 times that.
         """
-        count = self.length(node, args, squares) / AT_A_TIME if self.narrow_factors(node) else 0.0
-        return self.rules[node.id].unit * count * (squares / 3.0).sqrt()
+        count = self.length(node, args, squares) / self.at_a_time(node)
+        lost = self.rules[node.id].unit * count * (squares / 3.0).sqrt()
+        return torch.where(squares.isfinite(), lost, 0.0)
+
+    def at_a_time(self, node: Node) -> int:
+        """How many products a tensor core adds at a time: 8 of 16-bit factors, 4 of TF32, as an A100."""
+        return AT_A_TIME // 2 if str(self.rules[node.id].products).startswith("tf32") else AT_A_TIME
 
     def narrow_factors(self, node: Node) -> bool:
         """Whether an operation is a product of numbers that tensor cores take, declared as cut or stored as such."""
@@ -394,7 +400,7 @@ def _formats(precision: Precision) -> list[str]:
 
 
 AT_A_TIME = 8
-"""Products that a tensor core adds at a time: 8 on an A100 (Fasi et al. 2021); what an H200 gives fits 16."""
+"""Products of 16-bit factors that a tensor core adds at a time (Fasi et al. 2021); what an H200 gives fits 16."""
 PIECES = 16
 """Pieces into which a sum is cut to estimate its partial sums, to a sixteenth of it."""
 
@@ -577,7 +583,7 @@ class Rounding:
             if self.exact.truncates(node):
                 drift = worst_case(length, added)
             elif self.exact.narrow_factors(node):
-                drift = worst_case(length / AT_A_TIME, 2.0 * added)
+                drift = worst_case(length / self.exact.at_a_time(node), 2.0 * added)
             if op == "cumsum" and out.is_floating_point():  # what an addition errs stays in all sums after it
                 out = out + torch.cumsum(self.jitter(out, added) - out, args[1])
             else:

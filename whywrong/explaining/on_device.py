@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from whywrong.recording.operations import name_of
-from whywrong.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
+from whywrong.torch_private import TorchDispatchMode, tree_map_only
 
 Tensor = torch.Tensor
 
-LOOKUPS = ("index", "gather", "scatter", "embedding", "take", "put", "nll_loss", "max_unpool", "multinomial")
-"""How the names of operations begin that take places in a tensor as whole numbers."""
-
+ON_CPU = ("masked_scatter", "repeat_interleave", "embedding_dense_backward")
+"""How the names of operations begin of which it is not seen here whether all places are inside of their tensor."""
+LOOKUPS = ("index", "gather", "scatter", "embedding", "take", "put", "nll_loss", "max_unpool", "multinomial", *ON_CPU)
+"""How the names of operations begin that take places in a tensor as whole numbers, or counts."""
 MOVING = ("_to_copy", "copy_")
 """What moves from a device to another."""
 
@@ -31,7 +32,7 @@ def on(device: torch.device) -> Iterator[None]:
 
 
 class Brought(TorchDispatchMode):
-    """Runs operations on a device, on which what they take from elsewhere is brought.
+    """Runs operations on a device. What they take from elsewhere is brought there, and so is what they give.
 
     What looks up places runs there if all are inside of its tensor, else on the CPU, where a place outside raises.
     """
@@ -42,18 +43,15 @@ class Brought(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
-        safe = not name.startswith(LOOKUPS) or _inside(*args)
+        if name in MOVING:
+            return func(*args, **kwargs)
+        safe = not name.startswith(LOOKUPS) or (not name.startswith(ON_CPU) and _inside(*args))
         device = self._device if safe else torch.device("cpu")
-        if name not in MOVING and any(x.device != device for x in tree_leaves((args, kwargs)) if _placed(x)):
-            here = tree_map_only(Tensor, lambda x: x.to(device) if _placed(x) else x, (args, kwargs))
-            found = tree_map_only(Tensor, lambda x: x.to(self._device), func(*here[0], **here[1]))
-            return args[0].copy_(found) if name.endswith("_") else found
-        return func(*args, **kwargs)
-
-
-def _placed(x: Any) -> bool:
-    """Whether it matters on which device something is: single numbers are taken from anywhere."""
-    return isinstance(x, Tensor) and x.ndim > 0
+        here = tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs))
+        found = func(*here[0], **here[1])
+        if func._schema.is_mutable:
+            return found if here[0][0] is args[0] else args[0].copy_(here[0][0])
+        return tree_map_only(Tensor, lambda x: x.to(self._device), found)
 
 
 def _inside(x: Any, by: Any = None, *others: Any) -> bool:

@@ -86,7 +86,7 @@ class Part:
     The steps observed are those of `seen` that have the golden's shapes. `names` are the steps among the operations and
     `origin` every operation's number in the golden, both by number here; `target` is the wrong step's number, `given`
     those of what is not computed here (the steps before, inputs and constants), and `values` what each operation gives,
-    float64, on `device`.
+    float64, on the golden's `device`.
     """
 
     def __init__(self, golden: Golden, seen: Trace, step: str) -> None:
@@ -100,7 +100,9 @@ class Part:
         observed = {k: seen.read(known[k]).to(golden[known[k]]) for k in (*before, *rivals)}
         later = [k for k in rivals if target in golden.program.cone([k], before)]
         own = {k: observed[k] for k in before}  # a later step's observed value has the fault in it, and is no evidence
-        observed |= golden.program.run(golden.program.cone(later, before), own, set(later))
+        self.device = golden[step].device
+        with on(self.device):
+            observed |= golden.program.run(golden.program.cone(later, before), own, set(later))
         self.golden, self.program, values = golden, Program(), golden.program.values | observed
         number: dict[int, int] = {}
         for k in sorted({*observed, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
@@ -112,9 +114,8 @@ class Part:
         self.nodes = self.program.nodes
         self._checked = _checked(golden, [target, *rivals])
         self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
-        with self._checked:
+        with self._checked, on(self.device):
             self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
-        self.device = self.values[self.target].device
         self.users: dict[int, list[int]] = {}
         for node in self.nodes:
             for parent in node.parents:

@@ -88,9 +88,10 @@ MOST_EQUIVALENT = 30
 MOST_AT_HAND = 200
 """Values of the program that may have been added, the nearest first."""
 QUICK = 1 << 22
-"""Elements that are changed in about the time that all else of a mutation takes, on slices."""
+"""Elements of a changed value for which a mutation on slices counts as taking twice as long; chosen, not measured."""
 MENDED = 0.05
-"""Share of the wrong elements in a sample that a mutation has to make right to be tried on all of a large step."""
+"""Share of the wrong elements in a sample that a mutation has to bring within EXPLAINED to be tried on all of a large
+step."""
 SAMPLED, RESTRICTED = 384, 40
 """Elements by which mutations are ordered, and those nearest that are tried in each part of a dimension."""
 
@@ -185,7 +186,8 @@ def _without_search(golden: Golden, observed: Trace, reports: list[Localisation]
 
 def _held(golden: Golden, x: Tensor, parameter: str) -> str:
     """Which other of the golden's parameters a wrong one holds; nothing where none, or all is one number."""
-    return next(holders(x, ((name, golden[name]) for name in golden.parameters if name != parameter)), "")
+    others = ((name, golden[name].to(x.device)) for name in golden.parameters if name != parameter)
+    return next(holders(x, others), "")
 
 
 def _elsewhere(golden: Golden, trace: Trace, report: Localisation, seconds: float, result: Explanation) -> Explanation:
@@ -224,7 +226,9 @@ def _searched(
     golden: Golden, seen: Trace, others: list[Trace], rules: Precision, seconds: float, result: Explanation
 ) -> None:
     """Search for why one step is wrong, and write what is found into `result`."""
-    with few_threads(golden[str(result.step)].numel()):
+    there = golden[str(result.step)]
+    with few_threads(there.numel()):
+        golden = golden.to(there.device)  # constants too, which are recorded where they were made
         try:
             search = _Search(golden, seen, others, rules, seconds, result)
         except NotRunError as error:
@@ -286,7 +290,6 @@ class _Search:
             places = self._slices.of(places.view(self._observed.shape)).flatten()
         self._in_sample = _places(o, v, self._residual.wrong.flatten()[places])
         self._at = places[self._in_sample]
-        self._everywhere = _places(self._observed, self._reference, self._residual.wrong.flatten())
         self._rows = list[tuple[Mutation, Tensor]]()
         self._inputs = dict[str, Tensor]()
         self._until, self._last = time.monotonic() + seconds / 2.0, time.monotonic() + seconds
@@ -434,7 +437,7 @@ class _Search:
                         yield mutation, value
 
     def _promising(self, there: Tensor) -> bool:
-        """Whether slices are nearer to those observed than the reference's, or some of their wrong elements are."""
+        """Whether slices are nearer to those observed than the reference's, or some that were far off are near."""
         off, was = self._sample.distance(there), self._sample
         mended = (off <= EXPLAINED) & (was.off > EXPLAINED)
         return was.cost(off) < was.half or float(mended[was.wrong].double().mean()) >= MENDED
@@ -447,6 +450,13 @@ class _Search:
                 if found is not None and all(x.shape == self._sample.observed.shape for x in found):
                     return [x.cpu() for x in found]
         return [self._value(mutation, sample=True) for mutation in group]
+
+    @cached_property
+    def _everywhere(self) -> Tensor:
+        """The same number of elements as on the slices, of all."""
+        if self._slices is None:
+            return self._at
+        return _places(self._observed, self._reference, self._residual.wrong.flatten())
 
     @cached_property
     def _relative(self) -> float:
@@ -623,21 +633,26 @@ class _Search:
         wanted = [n.id for n in program.nodes if n.id != target and n.shape and _fits(n.shape, shape) and n.dtype]
         wanted = sorted(wanted, key=lambda i: abs(i - target))[:MOST_AT_HAND]
 
+        found = dict[int, Tensor]()
+
         def seen(i: int, value: Any) -> Any:
             known = names.get(i, "") if i != target else ""
             there = self._seen_all.read(known) if known in self._seen_all else None
-            return there.to(value) if there is not None and there.shape == value.shape else value
+            value = there.to(value) if there is not None and there.shape == value.shape else value
+            if i in wanted and isinstance(value, Tensor) and value.is_floating_point():
+                found[i] = value.cpu()
+            return value
 
-        found = program.run(program.cone(wanted, ()), {}, set(wanted), seen=seen)
+        with collected(self._context.errors, "values at hand could not be computed"), on(self._part.device):
+            program.run(program.cone(wanted, ()), {}, (), seen=seen)
         done: list[Tensor] = []
-        for i in wanted:
-            x = found[i]
-            if isinstance(x, Tensor) and x.is_floating_point() and bool(x.isfinite().all()):
-                x = x.expand(shape).cpu()
-                if float(x.std()) > 0.0 and not any(torch.equal(x, other) for other in done):
-                    done.append(x)
-                    site = program.nodes[i].site.split(": ")[0]
-                    yield names.get(i, f"the result of {program.nodes[i].op.strip('_')} ({site})"), x
+        for i in (i for i in wanted if i in found):
+            x = found[i].expand(shape)
+            varies = bool(x.isfinite().all()) and float(x.std()) > 0.0
+            if varies and not any(torch.equal(x, other) for other in done):
+                done.append(x)
+                site = program.nodes[i].site.split(": ")[0]
+                yield names.get(i, f"the result of {program.nodes[i].op.strip('_')} ({site})"), x
 
     def _later(self) -> None:
         """The same change of one line in a loop from one of its times on."""

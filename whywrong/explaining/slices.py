@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 SLICES = 8
 """How many slices are looked at, most of them wrong ones."""
 LARGE = 1 << 26
-"""Multiplications, and elements of results, of which a run is worth a sample: some 10 ms on a core."""
+"""Multiplications, and elements of results, of which a run is worth a sample, and a GPU: some 10 ms on a core."""
 TOGETHER = 16
 """Mutations of one operation that are run at once, on the slices of each."""
 MOST_TOGETHER = 1 << 27
@@ -121,7 +121,8 @@ class Slices:
         if node.id in known and not whole.keys().isdisjoint(node.parents):
             known[node.id] = _run(node, known, self._part.device)
         with on(self._part.device):
-            return edit.run(*filled(node.args if edit.takes is None else edit.takes, known))
+            found = edit.run(*filled(node.args if edit.takes is None else edit.takes, known))
+        return tree_map_only(Tensor, lambda x: x.to(self._part.device), found)
 
     def _whole(self, numbers: Iterable[int], k: int, whole: Mapping[int, list[Any]]) -> dict[int, Any]:
         return {p: whole[p][k] if p in whole else self._values[p] for p in numbers}
@@ -234,7 +235,7 @@ def sampled(part: Part, wrong: Tensor) -> Slices | None:
 
 
 def large(part: Part) -> bool:
-    """Whether a run of a step takes long, and may be had on a GPU."""
+    """Whether a run of a step takes long, so that it is sampled, and stays on a GPU."""
     return _whole(part) >= LARGE and UNCHECKED.keys().isdisjoint(node.op for node in part.nodes)
 
 

@@ -198,10 +198,8 @@ def _run_without_data(program: Program) -> None:
 
     def counted(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal work
-        out, count = (
-            call(node, args, kwargs, torch.device("meta")),
-            flop_registry.get(getattr(node.func, "overloadpacket", None)),
-        )
+        out = call(node, args, kwargs, torch.device("meta"))
+        count = flop_registry.get(getattr(node.func, "overloadpacket", None))
         work += count(*args, **kwargs, out_val=out) if count is not None else 0
         return out
 
