@@ -97,20 +97,29 @@ def measure(
     return {"found": found, "block": blocks[layers // 2]} | times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual in (("layers", 2), ("width", 256), ("batch", 2), ("length", 64)):
+def options(description: str | None, device: str, **sizes: int) -> dict[str, Any]:
+    """What a command line says, with the usual device and sizes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, usual in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--fault", choices=FAULTS, default="gelu")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--device", default="cpu")
-    given = vars(parser.parse_args())
+    parser.add_argument("--device", default=device)
+    return vars(parser.parse_args())
+
+
+def memory(device: str) -> str:
+    """The largest memory of the process, and of the GPU, in words."""
+    host = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB on the host"
+    return host if device == "cpu" else f"{host}, {torch.cuda.max_memory_allocated() / 2**30:.2f} on the GPU"
+
+
+def main() -> None:
+    given = options(__doc__, "cpu", layers=2, width=256, batch=2, length=64)
     row = measure(**given)
     print(row.pop("found"))
     print(", ".join(f"{key} {value:.1f} s" for key, value in row.items() if key != "block"))
-    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
-    if given["device"] != "cpu":
-        print(f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB on the GPU")
+    print(memory(given["device"]))
 
 
 if __name__ == "__main__":

@@ -10,19 +10,19 @@ explains that, seconds, and the largest memory.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
-import resource
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 import whywrong
-from tools.explain_blocks import FAULTS
+from tools.explain_blocks import FAULTS, memory, options
 from whywrong.checking.findings import Localisation
+from whywrong.process_state import temporarily
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,11 +43,8 @@ def model(blocks: int, width: int) -> Any:
         attn_implementation="eager",
         dtype=torch.bfloat16,
     )
-    torch.set_default_dtype(torch.bfloat16)
-    try:
+    with temporarily(torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16):
         return LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def walk(right: Any, at: int, fault: str, tokens: Tensor) -> Iterator[tuple[str, Localisation, Any, Any]]:
@@ -75,13 +72,7 @@ def walk(right: Any, at: int, fault: str, tokens: Tensor) -> Iterator[tuple[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual in (("blocks", 32), ("width", 4096), ("tokens", 2048), ("at", 17)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--fault", choices=FAULTS, default="gelu")
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--device", default="cuda")
-    given = parser.parse_args()
+    given = Namespace(**options(__doc__, "cuda", blocks=32, width=4096, tokens=2048, at=17))
     begun = last = time.perf_counter()
     with torch.no_grad():
         with torch.device(given.device):
@@ -97,10 +88,7 @@ def main() -> None:
                 print(f"explained in {time.perf_counter() - now:.1f} s", flush=True)
                 break
             last = now
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{time.perf_counter() - begun:.0f} s, {host:.1f} GiB on the host")
-    if given.device != "cpu":
-        print(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB on the GPU")
+    print(f"{time.perf_counter() - begun:.0f} s, {memory(given.device)}")
 
 
 if __name__ == "__main__":

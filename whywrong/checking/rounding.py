@@ -454,7 +454,7 @@ def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor
 BATCH = 1 << 20
 """Elements of an operation's results that are simulated at once on a CPU: 8 MiB stay in its cache."""
 GPU_BATCH = 1 << 26
-"""The same on a GPU, which more would make no faster."""
+"""The same on a GPU. With all that is free, a block of width 4096 took 51 GiB and 2.5 s; so it takes 19 and 3.3."""
 
 LIVE = 32
 """Results of operations that may be in memory at once: a GPU's free memory is shared among as many."""
