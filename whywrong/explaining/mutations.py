@@ -146,33 +146,34 @@ def _stored_transposed(x: Tensor, i: int, j: int) -> Tensor:
 
 def orders(n: int, d: int) -> Iterator[tuple[str, str, Change]]:
     """Other entries of dimension `d`, of `n`, in the places of its own."""
-    own = torch.arange(n)
+    entry = partial(entries, d)
     for by, where in ((1, "later"), (-1, "earlier")) if n > 2 else ():
-        yield "shift", f"one place {where} in dimension {d}, around the end", entries(d, (own - by) % n)
+        yield "shift", f"one place {where} in dimension {d}, around the end", entry(lambda own, by: (own - by) % n, by)
         yield "shift", f"one place {where} in dimension {d}, with zeros", partial(_moved, d=d, by=by)
-        yield "shift", f"one place {where} in dimension {d}, the edge repeated", entries(d, (own - by).clamp(0, n - 1))
-    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entries(d, own.flip(0))
-    yield "stale", f"entry 0 of dimension {d} in place of all", entries(d, own * 0)
-    yield "stale", f"entry {n - 1} of dimension {d} in place of all", entries(d, own * 0 + n - 1)
+        words = f"one place {where} in dimension {d}, the edge repeated"
+        yield "shift", words, entry(lambda own, by: (own - by).clamp(0, n - 1), by)
+    yield "flip" if n > 2 else "swap", f"reversed in dimension {d}", entry(lambda own: own.flip(0))
+    yield "stale", f"entry 0 of dimension {d} in place of all", entry(lambda own: own * 0)
+    yield "stale", f"entry {n - 1} of dimension {d} in place of all", entry(lambda own: own * 0 + n - 1)
     for tile in (2**q for q in range(2, (n - 1).bit_length())):
         words = f"made of every other tile of {tile} of dimension {d}, each twice"
-        yield "stale", words, entries(d, own - tile * (own // tile % 2))  # of two buffers, one is not filled
+        yield "stale", words, entry(lambda own, t: own - t * (own // t % 2), tile)  # of two buffers, one is not filled
         words = f"in the last tile of {tile} of dimension {d} what the tile before has"
-        yield "stale", words, entries(d, own - tile * (own // tile == (n - 1) // tile))
+        yield "stale", words, entry(lambda own, t: own - t * (own // t == (n - 1) // t), tile)
     if n % 2 == 0 and n > 2:
-        yield "swap", f"turned: the halves of dimension {d} are exchanged", entries(d, own.roll(n // 2))
+        yield "swap", f"turned: the halves of dimension {d} are exchanged", entry(lambda own: own.roll(n // 2))
     for a in (a for a in range(2, n // 2 + 1) if n % a == 0):
         words = f"read with dimension {d}, {n} = {a} x {n // a}, transposed"
-        yield "permute", words, entries(d, own.view(a, -1).T.flatten())
+        yield "permute", words, entry(lambda own, a: own.view(a, -1).T.flatten(), a)
     for parts in (p for p in (3, 4) if n % p == 0):
         for order in [*itertools.permutations(range(parts))][1:]:  # the first is as it was
-            index = own.view(parts, -1)[[*order]].flatten()
-            yield "permute", f"put together of {parts} parts of dimension {d} in the order {order}", entries(d, index)
+            words = f"put together of {parts} parts of dimension {d} in the order {order}"
+            yield "permute", words, entry(lambda own, order: own.view(len(order), -1)[[*order]].flatten(), order)
 
 
-def entries(d: int, index: Tensor) -> Change:
-    """Takes these entries of dimension `d`."""
-    return partial(torch.index_select, dim=d, index=index)
+def entries(d: int, places: Callable[..., Tensor], *given: Any) -> Change:
+    """Takes the entries of dimension `d` at `places` of its own, which are computed when it is run: few are."""
+    return lambda x: x.index_select(d, places(torch.arange(x.shape[d], device=x.device), *given))
 
 
 def _moved(x: Tensor, d: int, by: int) -> Tensor:
@@ -1199,10 +1200,10 @@ def regrouped(c: Context, i: int) -> Iterator[Way]:
         return
     later = [k for k in c.later(i, 64) if part.nodes[k].op in ("add", "mul", "cat", "view") and k != target.id]
     slices = [part.nodes[k].args[1:] or (0,) for k in users if part.nodes[k].op == "slice"]
-    for d, order, words in _otherwise(shape, slices):
-        ends = later[-6:] + [target.id] * (target.shape[d : d + 1] == (len(order),))
+    for d, n, order, words in _otherwise(shape, slices):
+        ends = later[-6:] + [target.id] * (target.shape[d : d + 1] == (n,))
         for k in (k for k in ends if k != i and k in part.downstream(i)):
-            edits = edit_results([i], entries(d, order)) | edit_results([k], entries(d, order.argsort()))
+            edits = edit_results([i], entries(d, order)) | edit_results([k], entries(d, _back, order))
             first, last = c.called(i), c.called(k)
             between = f"from {first} to {last}" if first != last else f"from one {first} to another"
             yield "permute", f"{between}, {words}", edits, 2
@@ -1214,32 +1215,41 @@ def regrouped_inside(c: Context, composite: tuple[int, str]) -> Iterator[Way]:
     (i, name), part = composite, c.part
     inside, taken = c.composite(i)
     shapes = {p: part.nodes[p].shape for p in (i, *taken)}
-    for d, order, words in _otherwise(shapes[i]) if len(inside) > 1 else ():
-        n = len(order)
+    for d, n, order, words in _otherwise(shapes[i]) if len(inside) > 1 else ():
         dims = {p: d if shapes[p] == shapes[i] else shapes[p].index(n) for p in taken if n in (shapes[p] or ())}
         edits = _changed(part, inside, {p: entries(dim, order) for p, dim in dims.items()})
         last = edits.get(i, Edit(torch.clone, (Ref(i),)))
-        back = Edit(partial(_reordered, last.run, d=d, order=order.argsort()), last.takes)
+        back = Edit(partial(_reordered, last.run, entries(d, _back, order)), last.takes)
         yield "permute", f"in {name}, {words}", edits | {i: back}, 2
 
 
-def _reordered(run: Callable[..., Any], *args: Any, d: int, order: Tensor) -> Tensor:
-    return run(*args).index_select(d, order)
+def _reordered(run: Callable[..., Any], back: Change, *args: Any) -> Tensor:
+    return back(run(*args))
 
 
-def _otherwise(shape: tuple[int, ...], slices: Iterable[Any] = ()) -> Iterator[tuple[int, Tensor, str]]:
-    """Dimensions, or what is between two ends of slices, in the order of other groups, and the words for it."""
+def _back(own: Tensor, order: Callable[[Tensor], Tensor]) -> Tensor:
+    return order(own).argsort()
+
+
+def _otherwise(
+    shape: tuple[int, ...], slices: Iterable[Any] = ()
+) -> Iterator[tuple[int, int, Callable[[Tensor], Tensor], str]]:
+    """Dimensions, their lengths, or what is between two ends of slices in the order of other groups, in words too."""
     for d, n in enumerate(shape):
         taken = (slice(*[*both, None, None][:2]) for along, *both in slices if along % len(shape) == d)
         ends = {0, n}.union(*(each.indices(n)[:2] for each in taken))
         ends = ends if len(ends) <= FEW_PARTS else {0, n}
         for first, last in itertools.combinations(sorted(ends), 2):
-            m, own = last - first, torch.arange(n)
+            m = last - first
             of = f"dimension {d} of {n}" if m == n else f"{first} to {last - 1} of dimension {d}"
             for a in (a for a in range(2, m // 2 + 1) if m % a == 0):
-                order = torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
                 square, words = a * a == m, f"is taken as {a} x {m // a} in place of {m // a} x {a}"
-                yield d, order, f"{of} {f'is transposed as {a} x {a}' if square else words}"
+                order = partial(_transposed_between, first=first, last=last, a=a)
+                yield d, n, order, f"{of} {f'is transposed as {a} x {a}' if square else words}"
+
+
+def _transposed_between(own: Tensor, first: int, last: int, a: int) -> Tensor:
+    return torch.cat([own[:first], own[first:last].view(a, -1).T.flatten(), own[last:]])
 
 
 @for_each(lambda c: c.names.items())

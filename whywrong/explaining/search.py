@@ -87,8 +87,6 @@ MOST_EQUIVALENT = 30
 """Longer descriptions that are held against a cause, to be listed with it."""
 MOST_AT_HAND = 200
 """Values of the program that may have been added, the nearest first."""
-QUICK = 1 << 22
-"""Elements of a changed value for which a mutation on slices counts as taking twice as long; chosen, not measured."""
 MENDED = 0.05
 """Share of the wrong elements in a sample that a mutation has to bring within EXPLAINED to be tried on all of a large
 step."""
@@ -284,9 +282,10 @@ class _Search:
         self._slices, self._sample = sampled(self._part, self._residual.wrong), self._residual
         places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
         if self._slices is not None:
-            allowed = self._slices.of(self._allowed) if self._allowed is not None else None
-            o, v, noise = map(self._slices.of, (o, v, torch.as_tensor(noise).expand(o.shape)))
-            self._sample = Residual(o, v, allowed, noise, {})
+            o, v, noise = (self._slices.of(x) for x in (o, v, torch.as_tensor(noise).expand(o.shape)))
+            allowed = self._slices.of(self._allowed).to(self._part.device) if self._allowed is not None else None
+            o_there, v_there, noise_there = (x.to(self._part.device) for x in (o, v, noise))
+            self._sample = Residual(o_there, v_there, allowed, noise_there, {})
             places = self._slices.of(places.view(self._observed.shape)).flatten()
         self._in_sample = _places(o, v, self._residual.wrong.flatten()[places])
         self._at = places[self._in_sample]
@@ -346,17 +345,24 @@ class _Search:
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
     def _mutations(self) -> Iterable[Mutation]:
-        """All mutations, which are counted; of a large step those first that are likely for the time that they take."""
-        every, nodes = self._counted(mutations(self._context)), self._part.nodes
-        if self._slices is None and self._part.device.type == "cpu":
+        """All mutations, which are counted; of a large step first those of places that are likely for their time.
+
+        Mutations of a place follow each other, so that they can be run at once.
+        """
+        every, slices = self._counted(mutations(self._context)), self._slices
+        if slices is None:
             return every
-
-        def order(m: Mutation) -> tuple[float, ...]:
-            changed = sum(math.prod(nodes[i].shape) for i in m.edits)
-            return PER_RANK * m.rank + self._which(m) + math.log2(1.0 + changed / QUICK), *m.edits
-
+        places = defaultdict[tuple[int, ...], list[Mutation]](list)
         with on(self._part.device):
-            return sorted([*every], key=order)
+            for mutation in every:
+                places[mutation.rank, *mutation.edits].append(mutation)
+
+        def order(place: tuple[int, ...]) -> float:
+            rank, *edits = place
+            each = len(places[place]) / len({m.kind for m in places[place]})
+            return PER_RANK * rank + math.log2(each * slices.time(edits))
+
+        return [m for place in sorted(places, key=order) for m in places[place]]
 
     def _counted(self, some: Iterable[Mutation]) -> Iterator[Mutation]:
         for mutation in some:
@@ -443,13 +449,15 @@ class _Search:
         return was.cost(off) < was.half or float(mended[was.wrong].double().mean()) >= MENDED
 
     def _on_slices(self, group: list[Mutation]) -> list[Tensor | None]:
-        """What mutations of the same operations give on the slices, at once if that can be, else one by one."""
-        if self._slices is not None and len(group) > 1:
-            with collected([], "mutations at once", DOES_NOT_APPLY):
-                found = self._slices.values([m.edits for m in group])
-                if found is not None and all(x.shape == self._sample.observed.shape for x in found):
-                    return [x.cpu() for x in found]
-        return [self._value(mutation, sample=True) for mutation in group]
+        """What mutations of the same operations give on the slices, at once; each half where they cannot be run so."""
+        if len(group) == 1 or self._slices is None:
+            return [self._value(mutation, sample=True) for mutation in group]
+        with collected([], "mutations at once", DOES_NOT_APPLY):
+            found = self._slices.values([m.edits for m in group])
+            if found is not None and all(x.shape == self._sample.observed.shape for x in found):
+                return found
+        half = len(group) // 2
+        return self._on_slices(group[:half]) + self._on_slices(group[half:])
 
     @cached_property
     def _everywhere(self) -> Tensor:
@@ -471,7 +479,7 @@ class _Search:
     ) -> Tensor:
         """By how much elements, which a value has at `places`, or at `at`, too, are not the reference's; tolerances."""
         at, allowed = self._at if at is None else at, self._allowed if allowed is None else allowed
-        a, b = value.flatten()[at if places is None else places], self._reference.flatten()[at]
+        a, b = value.flatten()[at if places is None else places].cpu(), self._reference.flatten()[at]
         error = (a - b).abs() if a.is_complex() else a.double() - b.double()
         error = error / (allowed.flatten()[at] if allowed is not None else 1.0)
         return error.nan_to_num(0.0, 0.0, 0.0)
@@ -493,12 +501,12 @@ class _Search:
     def _value(self, mutation: Mutation, fresh: bool = False, sample: bool = False) -> Tensor | None:
         """What a mutation gives, or the slices of it; None where it cannot be run, or gives another shape."""
         with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
-            slices, shape = self._slices, self._observed.shape
+            slices, like = self._slices, self._observed
             if slices is not None and sample:
-                value, shape = slices.value(mutation.edits), self._sample.observed.shape
+                value, like = slices.value(mutation.edits), self._sample.observed
             else:
                 value = self._part.value(mutation.edits, self._fresh if fresh else None)
-            return value.cpu() if value is not None and value.shape == shape else None
+            return value.to(like.device) if value is not None and value.shape == like.shape else None
         return None
 
     def _fitting(self) -> list[tuple[_Candidate, float]]:
@@ -578,10 +586,14 @@ class _Search:
         good = self._residual.wrong & self._observed.isfinite() & self._reference.isfinite()
         if self._allowed is None or int(good.sum()) < FEWEST_FOR_NOISE:
             return
-        error, allowed = (self._observed - self._reference)[good], self._allowed[good]
+        at = good.flatten().nonzero().flatten()
+        at = at if self._slices is None else self._everywhere[good.flatten()[self._everywhere]]
+        error, allowed = (self._observed - self._reference).flatten()[at], self._allowed.flatten()[at]
         known = list(self._at_hand())
         for name, v in known:
-            some = v[good]
+            if self._late(self._until):
+                return
+            some = v.flatten()[at]
             large = some.abs() > 4.0 * allowed
             if int(large.sum()) < FEWEST_FOR_NOISE:
                 continue

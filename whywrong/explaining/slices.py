@@ -29,6 +29,8 @@ TOGETHER = 16
 """Mutations of one operation that are run at once, on the slices of each."""
 MOST_TOGETHER = 1 << 27
 """Elements that what these change may have in all: 1 GiB."""
+LAUNCH = 1 << 22
+"""Elements in whose time an operation is begun; chosen, not measured."""
 MOST_WAYS = 64
 """Ways to take slices of its arguments that are tried of an operation."""
 
@@ -76,6 +78,14 @@ class Slices:
         """What is computed for the slices, as :func:`_work` counts."""
         share = len(self._places) / self._length
         return sum(_work(self._part, i) * (share if along else 1.0) for i, along in self._along.items())
+
+    def time(self, edits: Iterable[int]) -> float:
+        """What one of several mutations of these operations takes, in elements."""
+        share, time = len(self._places) / self._length, 0.0
+        for i in (i for i in self._part.downstream(*edits) if i in self._along):
+            work = _work(self._part, i)
+            time += work * share + LAUNCH / TOGETHER if self._along[i] else work + LAUNCH
+        return time
 
     def of(self, x: Tensor) -> Tensor:
         """The slices of a tensor of the step's shape."""
@@ -213,6 +223,8 @@ class Slices:
 
     def _sized(self, node: Node, sizes: Sequence[tuple[int, int]], n: int) -> Node:
         """The operation with sizes for the slices of `n` edits."""
+        if not sizes:
+            return node
         args = [list(arg) if isinstance(arg, (list, tuple)) else arg for arg in node.args]
         for k, j in sizes:
             args[k][j] = args[k][j] // self._length * len(self._places) * n
