@@ -1,6 +1,8 @@
 """Several threads at once: each has its own steps, and what torch keeps for the process is afterwards as it was."""
 
 import logging
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -187,3 +189,23 @@ def test_fuzzings_at_once_leave_the_process_as_it_was():
 
     assert in_threads(*map(fuzzed, [doubled, tripled] * 4)) == [None, True] * 4
     assert state() == before
+
+
+@pytest.mark.parametrize(("command", "kept"), [("", False), ("keep_freed_memory()", True)])
+def test_a_command_keeps_the_memory_that_it_frees(command, kept):
+    """Pages that 20 arrays of 32 MiB take from the system, one after the other, when 20 were there before."""
+    pytest.importorskip("resource")
+    code = f"""
+import resource, torch
+from whywrong.process_state import keep_freed_memory
+{command}
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(1 << 22, dtype=torch.float64)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+pages()
+print(pages() * resource.getpagesize() / 2**25)
+"""
+    arrays = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert arrays < 2.0 if kept else arrays > 10.0

@@ -58,6 +58,9 @@ DISTINCT_VALUES = 16
 BLOCK_ELEMENTS = 3 << 18
 """Elements that are checked at a time: 6 MiB of float64, and some forty arrays of that size are needed."""
 
+NEGLIGIBLE = 1e-6
+"""Part of a round-off that what underflow explains may be of any unit, to be looked at no further."""
+
 SAMPLED_ELEMENTS = 1 << 10
 """Elements of a piece of a long row."""
 
@@ -209,10 +212,11 @@ class Values:
             parts.append(_moved(part, start))
             blocks += [Block.of(seen, exact, allowed)] if self.elements else []
             if part.mismatches == 0 and not bound:
-                larger = hardshrink(residual, underflow)  # 0 where underflow explains it
-                relative = (offs[-1] if torch.equal(larger, residual) else _off(larger, unit)).relative
+                counts = underflow > NEGLIGIBLE * roundoff * float(unit.min())
+                larger = hardshrink(residual, underflow) if counts else residual  # 0 where underflow explains it
+                relative = (_off(larger, unit) if counts else offs[-1]).relative
                 tests.append(Test("rms", relative / (MAGNIFIED * most + noise + roundoff), relative))
-                if self.ordered and larger.any():  # or there is nothing to average
+                if self.ordered and _largest(larger) != 0.0:  # or there is nothing to average
                     tests += _averages(seen, larger, scale, unit, (half, noise), coherent, chance)
             start += exact.numel()
         worst = Structure(tuple(tests)) if tests else None
@@ -325,8 +329,9 @@ def _off(residual: Tensor, unit: Tensor, roundoff: float = 0.0) -> Off:
     r, n = _finite(residual), math.sqrt(residual.numel())
     z = r / unit
     largest = _largest(r) or 1.0
-    relative, absolute = (float(torch.linalg.vector_norm(x)) / n for x in (z, r / largest))
-    return Off(relative, max(relative, largest * absolute), max(abs(float(z.mean())), relative / n), roundoff)
+    scale = 1.0 if 1e-150 < largest < 1e150 else largest  # squares of others are beyond float64
+    relative, absolute = (float(torch.linalg.vector_norm(x)) / n for x in (z, r if scale == 1.0 else r / scale))
+    return Off(relative, max(relative, scale * absolute), max(abs(float(z.mean())), relative / n), roundoff)
 
 
 def _near_zero(z: Tensor, most: float) -> bool:
@@ -340,7 +345,7 @@ def _near_zero(z: Tensor, most: float) -> bool:
 def _averages(
     o: Tensor, r: Tensor, g: Tensor, unit: Tensor, noise: tuple[Tensor, float], coherent: float, chance: float
 ) -> list[Test]:
-    """Weighted means of residual / unit: times the golden (slope), plain (mean), and for groups of like golden values.
+    """Means of z = residual / unit, weighted: times the golden (slope), plain (mean), and for groups of like values.
 
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
@@ -350,8 +355,8 @@ def _averages(
     that does not suffice.
     """
     large, chance = r.numel() > SAMPLE, 0.5 * chance
-    counted = unit.isfinite().double().unsqueeze(-1)
-    z, h = ((_finite(x) / unit).unsqueeze(-1) for x in (r, g))
+    counted = torch.ones_like(unit) if math.isfinite(_largest(unit)) else unit.isfinite().double()
+    z, h, counted = (x.unsqueeze(-1) for x in (_finite(r) / unit, _finite(g) / unit, counted))
     along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
     others = [tuple(i for i in range(z.ndim) if i != k) for k in along]
     others += [(-2, -1) if along else (-1,)] * (z.ndim > 3 or not along)  # rows; where all are short, elements
@@ -361,10 +366,11 @@ def _averages(
         repeats = r.numel() / len(torch.where(r == 0.0, g, o).unique())
         return repeats, ((noise[0] / unit).square() / 3.0 + noise[1] ** 2).unsqueeze(-1)
 
-    def test(name: str, products: Tensor, squares: Tensor, parts: int = 1, at: int | None = None) -> Test:
-        total = max(float(squares.sum()), 1e-300)
-        value, spread = float(products.sum()) / total, 0.0
+    def test(name: str, weight: Tensor, parts: int = 1, at: int | None = None) -> Test:
+        total = max(float(weight.flatten().dot(weight.flatten())), 1e-300)
+        value, spread = float(z.flatten().dot(weight.flatten())) / total, 0.0
         if not large or abs(value) > coherent:
+            products, squares = z * weight, weight.square()
             for dims in others:
                 scatter, weights = products.sum(dims), squares.sum(dims)
                 scatter -= value * weights
@@ -377,11 +383,11 @@ def _averages(
                 spread = max(spread, quantile(chance / parts, count - 1.0) * error)
         if not large or abs(value) > coherent + spread / total:
             repeats, variance = rounding()
-            error = math.sqrt(repeats * float((variance * squares).sum()))
+            error = math.sqrt(repeats * float((variance * weight.square()).sum()))
             spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
         return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
 
-    tests = [test("slope", z * h, h.square()), test("mean", z, counted)]
+    tests = [test("slope", h), test("mean", counted)]
     if large and _largest(z) <= coherent:  # and so is each mean
         return tests
     some, places = sample(g).sort()
@@ -392,4 +398,4 @@ def _averages(
     sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted))
     means = enumerate(torch.div(*sums).nan_to_num().tolist())
     masks = ((k, group == k) for k, mean in means if not large or abs(mean) > coherent)
-    return tests + [test("values", z * mask, counted * mask, DISTINCT_VALUES, k) for k, mask in masks]
+    return tests + [test("values", counted * mask, DISTINCT_VALUES, k) for k, mask in masks]

@@ -106,9 +106,11 @@ def _weights_parser(commands: Any) -> None:
 
 
 def _weights(options: argparse.Namespace) -> int:
+    from whywrong.process_state import keep_freed_memory
     from whywrong.reporting.names import read_map
     from whywrong.reporting.weights import weights
 
+    keep_freed_memory()
     names = read_map(options.names, "--names") if options.names else {}
     result = weights(options.golden, options.observed, names=names)
     show(json.dumps(result.as_json(), indent=1, allow_nan=False) if options.json else result)
@@ -118,9 +120,11 @@ def _weights(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from whywrong.comparing.precision import from_words
     from whywrong.files import writable
+    from whywrong.process_state import keep_freed_memory
     from whywrong.reporting.diff import report
     from whywrong.reporting.names import read_map
 
+    keep_freed_memory()
     precision = from_words(options.precision) if options.precision is not None else None
     dims = _dims(options.dims)
     if options.propose_names:
