@@ -1147,7 +1147,7 @@ def between(c: Context, i: int) -> Iterator[Way]:
     """Several operations in a row that are left out."""
     for k in (k for k in c.later(i, 8) if Ref(i) not in c.part.nodes[k].args):
         says = f"{c.called(i)} stands in place of {c.called(k)}: what is between is left out"
-        yield "function", says, _copied([k], i), 2
+        yield LEFT_OUT.get(c.part.nodes[k].op) or "function", says, _copied([k], i), 2
 
 
 @for_each(lambda c: (i for i in c.part.given + c.computed if c.real(i)))

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -345,10 +345,8 @@ class _Search:
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
 
     def _mutations(self) -> Iterable[Mutation]:
-        """All mutations, which are counted; of a large step first those of places that are likely for their time.
-
-        Mutations of a place follow each other, so that they can be run at once.
-        """
+        """All mutations, which are counted; of a large step in batches that run at once, those first that are likely
+        for their time."""
         every, slices = self._counted(mutations(self._context)), self._slices
         if slices is None:
             return every
@@ -356,13 +354,14 @@ class _Search:
         with on(self._part.device):
             for mutation in every:
                 places[mutation.rank, *mutation.edits].append(mutation)
-
-        def order(place: tuple[int, ...]) -> float:
-            rank, *edits = place
-            each = len(places[place]) / len({m.kind for m in places[place]})
-            return PER_RANK * rank + math.log2(each * slices.time(edits))
-
-        return [m for place in sorted(places, key=order) for m in places[place]]
+        batches = list[tuple[float, list[Mutation]]]()
+        for (rank, *edits), some in places.items():
+            some.sort(key=self._which)
+            most = slices.together(edits)
+            for batch in (some[k : k + most] for k in range(0, len(some), most)):
+                likely = sum(2.0 ** -self._which(m) for m in batch)
+                batches.append((PER_RANK * rank + math.log2(slices.time(edits, len(batch)) / likely), batch))
+        return [m for _, batch in sorted(batches, key=itemgetter(0)) for m in batch]
 
     def _counted(self, some: Iterable[Mutation]) -> Iterator[Mutation]:
         for mutation in some:

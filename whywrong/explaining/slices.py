@@ -79,12 +79,12 @@ class Slices:
         share = len(self._places) / self._length
         return sum(_work(self._part, i) * (share if along else 1.0) for i, along in self._along.items())
 
-    def time(self, edits: Iterable[int]) -> float:
-        """What one of several mutations of these operations takes, in elements."""
+    def time(self, edits: Iterable[int], n: int) -> float:
+        """What `n` mutations of these operations take at once, in elements."""
         share, time = len(self._places) / self._length, 0.0
         for i in (i for i in self._part.downstream(*edits) if i in self._along):
             work = _work(self._part, i)
-            time += work * share + LAUNCH / TOGETHER if self._along[i] else work + LAUNCH
+            time += n * work * share + LAUNCH if self._along[i] else n * (work + LAUNCH)
         return time
 
     def of(self, x: Tensor) -> Tensor:
