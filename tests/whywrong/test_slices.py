@@ -148,6 +148,22 @@ def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monke
     assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
 
 
+def test_a_term_that_is_added_to_a_large_step_is_found(rng, monkeypatch):
+    monkeypatch.setattr(slices, "LARGE", 0)
+    x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((2, 40, 32), (32, 96), (32,)))
+    observed = {"x": x, "w": w, "gain": gain, "output": block(x, w, gain) + 0.3 * x}
+    found = whywrong.explain(observed, whywrong.golden(block, x=x, w=w, gain=gain), seconds=6.0)
+    (cause,) = found.causes
+    assert cause.says.startswith(("x is added, 0.3 ", "x is added, 0.30000")), found
+
+
+def test_the_time_of_mutations_grows_with_what_follows_and_less_than_their_number(attention):
+    some = slices.sampled(attention, torch.ones(2, 40, 32, dtype=torch.bool))
+    first, last = min(attention.downstream(*attention.given)[len(attention.given) :]), attention.target
+    assert 0.0 < some.time([last], 1) < some.time([first], 1)
+    assert some.time([last], 1) <= some.time([last], 8) < 8.0 * some.time([last], 1)
+
+
 def test_a_large_step_of_whole_numbers_is_explained(rng, monkeypatch):
     monkeypatch.setattr(slices, "LARGE", 0)
     x = torch.from_numpy(rng.standard_normal((40, 12))).float()
