@@ -65,7 +65,7 @@ def float64_by_default() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """For the rest of a command, what is freed stays with the process, where glibc allocates.
 
-    The system clears each page that it gives anew. Up to 1 GiB at a time, that took 6 of 7 parts of a pass over 32 MiB.
+    The system clears each page that it gives anew, up to 1 GiB: 60 passes over 32 MiB took 1.5 s, and 0.25 so.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):

@@ -148,6 +148,16 @@ def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monke
     assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
 
 
+def test_what_is_left_out_between_two_values_has_the_kind_of_its_last_operation():
+    x = torch.linspace(0.1, 2.0, 12).view(3, 4)
+    part = part_of(lambda x: ((x.tanh() + 1.0).exp() * 3.0).sqrt(), x=x)
+    found = {m.says: m.kind for m in mutations(Context(part)) if "what is between is left out" in m.says}
+    ends = {"add": "drop_term", "exp": "function", "mul": "factor", "output": "function"}
+    assert len(found) == 10
+    for says, kind in found.items():
+        assert kind == ends[says.partition(" stands in place of ")[2].split(":")[0].split()[-1]], says
+
+
 def test_a_term_that_is_added_to_a_large_step_is_found(rng, monkeypatch):
     monkeypatch.setattr(slices, "LARGE", 0)
     x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((2, 40, 32), (32, 96), (32,)))
