@@ -205,7 +205,7 @@ def test_a_large_step_on_a_gpu_is_explained_there(other, kinds, rng, monkeypatch
 
 
 def test_what_leaves_small_errors_as_they_were_is_not_run_on_all(rng, monkeypatch):
-    """Elements that are wrong by one to three tolerances are so near already."""
+    """Elements wrong by one to three tolerances are so near already: without the rule, every mutation runs on all."""
     monkeypatch.setattr(slices, "LARGE", 0)
     whole, value = [], Part.value
     monkeypatch.setattr(Part, "value", lambda part, *args: whole.append(0) or value(part, *args))
@@ -215,5 +215,5 @@ def test_what_leaves_small_errors_as_they_were_is_not_run_on_all(rng, monkeypatc
     allowed = whywrong.bounded(golden, precision=whywrong.Precision("float32")).step("output").bound.absolute
     observed = right + (2.0 * allowed * torch.from_numpy(rng.choice([-1.0, 1.0], right.shape))).float()
     found = whywrong.explain({"x": x, "w": w, "gain": gain, "output": observed}, golden, seconds=6.0)
-    assert found.tried > 1000
-    assert len(whole) < found.tried / 10, (len(whole), found.tried)
+    assert found.tried > 100
+    assert len(whole) < found.tried / 3, (len(whole), found.tried)
