@@ -30,8 +30,8 @@ class Case:
     benchmark: str
     kernel: str
     size: str
-    gpu: str
-    date: str
+    row: dict[str, str]
+    """Its first row, which says card and date."""
     ours: dict[str, float] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
     bound: float = 0.0
@@ -61,7 +61,7 @@ def cases(name: str) -> list[Case]:
         provider, value = row["kernel_provider"], float(row["y_value_50"])
         tf32 = ", TF32" if provider.endswith(", TF32") else ""
         case = found.setdefault((*size(row), tf32), Case(
-            name, row["kernel_name"], f"{row['x_value']}{mode(row)}{tf32}", row["gpu_name"], row["timestamp"][:10]
+            name, row["kernel_name"], f"{row['x_value']}{mode(row)}{tf32}", row
         ))  # fmt: skip
         if BOUND in provider:
             case.bound = max(case.bound, value)
@@ -75,6 +75,15 @@ def cases(name: str) -> list[Case]:
     return [case for case in found.values() if case.ours and case.others]
 
 
+def recorded_on(rows: Sequence[dict[str, str]]) -> str:
+    """The cards of rows, each with its dates in UTC: the first and the last where they differ."""
+    words = []
+    for card in dict.fromkeys(row["gpu_name"] for row in rows):
+        days = sorted(row["timestamp"][:10] for row in rows if row["gpu_name"] == card)
+        words.append(f"{card}, {' to '.join(dict.fromkeys((days[0], days[-1])))}")
+    return "; ".join(words)
+
+
 def mode(row: dict[str, str]) -> str:
     """The mode of a row, to be said behind its size; nothing for a forward pass."""
     return "" if row["kernel_operation_mode"] == "forward" else f", {row['kernel_operation_mode']}"
@@ -86,14 +95,14 @@ def size(row: dict[str, str]) -> tuple[str, str, str]:
 
 
 def table(all_cases: Sequence[Case]) -> Table:
-    """A row a benchmark: card and date, cases, and how often ours is the fastest."""
+    """A row a benchmark: cards and dates, cases, and how often ours is the fastest."""
     rows = []
     for name, words in NAMES.items():
         some = [case for case in all_cases if case.benchmark == name]
         if some:
             faster = sum(case.slower_by < 1.0 for case in some)
             worst, best = max(case.slower_by for case in some), min(case.slower_by for case in some)
-            where = f"{some[0].gpu}, {some[0].date}"
+            where = recorded_on([case.row for case in some])
             rows.append((words, where, f"{faster} of {len(some)}", f"{best:.2f} to {worst:.2f}"))
     columns = ("benchmark", "recorded on", "ours is fastest in", "time of ours over the fastest baseline's")
     return Table(columns, rows)

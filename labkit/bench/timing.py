@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ from whywrong.tables import Table
 
 QUANTILES = (0.5, 0.2, 0.8)
 ROUNDS = 3
-RENAMED = {" floor": " lower bound", "labkit.compare": "whywrong.compare"}
-"""Parts of providers' names in CSVs of before, and what they are called today."""
+COLUMNS = [
+    *("kernel_name", "kernel_provider", "kernel_operation_mode", "metric_name", "metric_unit", "x_name", "x_value"),
+    *("y_value_50", "y_value_20", "y_value_80", "gpu_name", "timestamp", "version", "kernels_hash"),
+]
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,10 @@ def copy_rate() -> float:
 
 
 def bench(name: str, request: str, out: Path) -> Path:
-    """Measure every case of kernels.`name`.bench and write OUT/<name>.csv (on a CPU OUT/<name>_cpu.csv).
+    """Measure every case of kernels.`name`.bench and add it to OUT/<name>.csv (on a CPU OUT/<name>_cpu.csv).
 
-    `name` is a folder under kernels/, which may lie deeper: `mhc/reductions` writes reductions.csv.
+    `name` is a folder under kernels/, which may lie deeper: `mhc/reductions` writes reductions.csv. Earlier runs stay
+    in the file. Raises UsageError where it has other columns.
     """
     if not (ROOT / "kernels" / name / "bench.py").is_file():
         raise UsageError(f"NAME: expected a folder under kernels/ with a bench.py, got kernels/{name}")
@@ -205,6 +209,7 @@ def bench(name: str, request: str, out: Path) -> Path:
         f"kernels.{name.replace('/', '.')}.bench",
         out / f"{Path(name).name}{'_cpu' * (not device.is_cuda)}.csv",
     )
+    earlier = _rows(path) if path.exists() else []
     version, timestamp = " ".join(map("-".join, versions().items())), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     common = {"gpu_name": device.name, "timestamp": timestamp, "version": version}
     common["kernels_hash"], rows = made_by(f"import {module}"), list[dict[str, Any]]()
@@ -213,25 +218,26 @@ def bench(name: str, request: str, out: Path) -> Path:
         print(table(measured), flush=True)
         rows += measured
         with complete_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+            writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-            writer.writerows(rows)  # after each case, in case the next is cut off
+            writer.writerows(earlier + rows)  # after each case, in case the next is cut off
     return path
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a benchmark's CSV, with the names of providers as they are today."""
-    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    for row in rows:
-        for old, new in RENAMED.items():
-            row["kernel_provider"] = row["kernel_provider"].replace(old, new)
-    return rows
+def read(path: Path, card: str = "") -> list[dict[str, str]]:
+    """Of each case in a benchmark's CSV the newest run; `card` is a part of the name of the one that it was made on."""
+    rows = sorted((row for row in _rows(path) if card in row["gpu_name"]), key=itemgetter("timestamp"))
+    case = itemgetter("kernel_name", "kernel_operation_mode", "x_value")
+    newest = {case(row): (row["timestamp"], row["gpu_name"]) for row in rows}
+    return [row for row in rows if (row["timestamp"], row["gpu_name"]) == newest[case(row)]]
 
 
-def recorded_where(rows: Sequence[Mapping[str, str]], name: str) -> str:
-    """The GPU and the date of a benchmark of kernels/`name`, and whether its kernels have changed since."""
-    changed = " (kernels changed since)" * (rows[0]["kernels_hash"] != made_by(f"import kernels.{name}.bench"))
-    return f"recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp']} UTC{changed}"
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if (found := rows.fieldnames or []) != COLUMNS:
+            raise UsageError(f"{path}: expected the columns {', '.join(COLUMNS)}, got {', '.join(found)}")
+        return list(rows)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:

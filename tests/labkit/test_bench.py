@@ -1,8 +1,11 @@
+from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from kernels.speed.records import recorded_on
 from labkit.bench import timing as bench
 from labkit.session.device import Device
 from whywrong.comparing.comparison import compare
@@ -46,6 +49,29 @@ def test_times_are_the_median_and_the_outer_fifths():
 def test_a_folder_without_a_bench_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"expected a folder under kernels/ with a bench\.py, got kernels/nothing"):
         bench.bench("nothing", "cpu", tmp_path)
+
+
+def test_a_benchmark_is_added_to_what_was_recorded_before(tmp_path, monkeypatch):
+    """Of each case the newest run is read, whatever was run beside it."""
+    monkeypatch.setattr(bench, "made_by", lambda _: "hash")
+    for name, day, run in [("A", 1, {"4": 1.0, "8": 1.0}), ("B", 2, {"4": 1.0}), ("A", 3, {"8": 1.0 + 5e-13})]:
+        cases = [replace(case(provider("ours", x)), x_value=n) for n, x in run.items()]
+        monkeypatch.setattr(bench, "import_module", lambda _, cases=cases: SimpleNamespace(cases=lambda _: cases))
+        monkeypatch.setattr(bench, "datetime", SimpleNamespace(now=lambda _, day=day: datetime(2026, 1, day)))
+        monkeypatch.setattr(bench.devices, "choose", lambda _, name=name: Device("cpu", name))
+        path = bench.bench("attention", "cpu", tmp_path)
+    rows = bench.read(path)
+    errors = {row["x_value"]: float(row["y_value_50"]) for row in rows if row["metric_name"] == "max_abs_error"}
+    assert errors == {"4": 0.0, "8": pytest.approx(5e-13, rel=1e-3)}
+    assert recorded_on(rows) == "B, 2026-01-02; A, 2026-01-03"
+    assert recorded_on(bench.read(path, "A")) == "A, 2026-01-01 to 2026-01-03"
+
+
+def test_a_file_with_other_columns_is_not_added_to(tmp_path):
+    (tmp_path / "attention_cpu.csv").write_text("mine\n1\n")
+    with pytest.raises(UsageError, match=r"expected the columns kernel_name, .*, got mine"):
+        bench.bench("attention", "cpu", tmp_path)
+    assert (tmp_path / "attention_cpu.csv").read_text() == "mine\n1\n"
 
 
 def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_lower_bound(monkeypatch):

@@ -256,13 +256,10 @@ def test_a_record_is_of_the_kernels_as_they_are(kept):
 def test_a_benchmark_is_of_the_kernels_as_they_are():
     from labkit.bench.timing import read
 
-    columns = "kernel_name kernel_provider kernel_operation_mode metric_name metric_unit x_name x_value "
-    columns += "y_value_50 y_value_20 y_value_80 gpu_name timestamp version kernels_hash"
     paths = list((ROOT / "data" / "benchmarks").glob("*.csv"))
     assert paths
     for path in paths:
         rows = read(path)
-        assert " ".join(rows[0]) == columns
         (file,) = (ROOT / "kernels").glob(f"**/{path.stem.removesuffix('_cpu')}/bench.py")
         now = record.made_by(f"import {'.'.join(file.relative_to(ROOT).with_suffix('').parts)}")
         held_to(f"data/benchmarks/{path.name}", {row["kernels_hash"] for row in rows} == {now})
