@@ -2,6 +2,8 @@
 
 import os
 import re
+import time
+from types import SimpleNamespace
 
 # As in `make test`, however pytest is called: the arrays are small, and threads that wait for each other burn a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -68,6 +70,12 @@ def memory_is_given_back():
     yield
     if DEVICE.is_cuda:
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def seconds_of_the_processor(monkeypatch):
+    """A search for a cause has its seconds for itself, whatever else runs on the machine."""
+    monkeypatch.setattr("whywrong.explaining.search.time", SimpleNamespace(monotonic=time.process_time))
 
 
 @pytest.fixture(autouse=True)
