@@ -58,7 +58,7 @@ def float64_by_default() -> Iterator[None]:
 
     It is of the process: torch divides whole numbers below its modes, and to widen their float32 quotients is too late.
     """
-    with process_wide(temporarily(torch.get_default_dtype, torch.set_default_dtype, torch.float64)):
+    with ALONE, temporarily(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ MOVING = ("_to_copy", "copy_")
 @contextmanager
 def on(device: torch.device) -> Iterator[None]:
     """Tensors are made on a device, others are brought there, and nothing ends it."""
-    with ExitStack() as stack:
-        if device.type != "cpu":
-            stack.enter_context(device)
-            stack.enter_context(Brought(device))
+    if device.type == "cpu":
+        yield
+        return
+    with device, Brought(device):
         yield
 
 

@@ -126,12 +126,12 @@ class Part:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
         nodes, order = list(self.nodes), [*self.downstream(*edits)]
         for i, edit in edits.items():
-            own = i if i in self.given else len(nodes)  # what it gives by itself
-            nodes.append(self.nodes[i])
-            takes = tree_map_only(Ref, partial(_replaced, old=i, new=own), self._takes(i, edit))
-            nodes[i] = Node(i, EDITED, takes)
-            if own in {*nodes[i].parents} - {i}:
-                order.insert(order.index(i), own)
+            nodes[i] = Node(i, EDITED, self._takes(i, edit))
+            if i in nodes[i].parents and i not in self.given:  # it takes what it gives by itself
+                takes = tree_map_only(Ref, partial(_replaced, old=i, new=len(nodes)), nodes[i].args)
+                nodes[i] = Node(i, EDITED, takes)
+                order.insert(order.index(i), len(nodes))
+                nodes.append(self.nodes[i])
 
         def rule(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
             return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)

@@ -37,8 +37,10 @@ class Residual:
         relative = torch.as_tensor(noise, dtype=torch.float64) / allowed if allowed is not None else torch.ones(())
         self._noise = relative.nan_to_num(QUIETEST, QUIETEST, QUIETEST).clamp(min=QUIETEST)
         self._values = len(observed.unique()) if allowed is None else 0
+        self._finite = allowed is not None and not bool((observed - allowed).isnan().any() | observed.isinf().any())
         self.off = self.distance(reference)
         self.wrong = self.off > 1.0
+        self._any_wrong = bool(self.wrong.any())
         self.bits = self.cost(self.off)
         self.half = (self.bits + self.cost(self.off.masked_fill(self.wrong, 0.0))) / 2.0
         """Bits of which a half of what wrong elements take is left."""
@@ -48,7 +50,9 @@ class Residual:
         o = self.observed
         if self.allowed is None or not value.is_floating_point():
             return (value != o).double() * FARTHEST
-        z = ((value - o).abs() / self.allowed).clamp(max=FARTHEST)
+        z = ((value - o).abs() / self.allowed).clamp_(max=FARTHEST)
+        if self._finite:
+            return z.nan_to_num_(FARTHEST)
         return torch.where((value == o) | (value.isnan() & o.isnan()), 0.0, z.nan_to_num(FARTHEST, FARTHEST, FARTHEST))
 
     def cost(self, off: Tensor) -> float:
@@ -56,16 +60,15 @@ class Residual:
         if self.allowed is None:
             k = int((off > 1.0).sum())
             return k * math.log2(max(2, self._values)) + bits_of_subset(off.numel(), k)
-        return float(torch.log2(1.0 + (off / self._noise).square()).sum()) / 2.0
+        return float((off / self._noise).square_().add_(1.0).log2_().sum()) / 2.0
 
-    def left(self, value: Tensor, explained: float) -> tuple[Tensor, Region] | None:
-        """How far off all is if the observed is `value` in a region and the reference elsewhere, and that region.
+    def left(self, off: Tensor, explained: float) -> tuple[Tensor, Region] | None:
+        """How far off all is if the observed is a value in a region and the reference elsewhere, and that region.
 
-        None where an element that is wrong is off by more than `explained` tolerances.
+        `off` is the value's :meth:`distance`. None where it is more than `explained` tolerances for a wrong element.
         """
-        off = self.distance(value)
         fits = off <= explained
-        if not bool(self.wrong.any()) or bool((self.wrong & ~fits).any()):
+        if not self._any_wrong or bool((self.wrong & ~fits).any()):
             return None
         region = tightest(self.wrong, ~fits & ~self.wrong, self.inputs)
         return torch.where(region.mask, off, self.off), region

@@ -487,8 +487,9 @@ class _Search:
         """A candidate everywhere, and one in the tightest region, where these save bits."""
         residual = self._residual
         cost = PER_RANK * mutation.rank + PER_NUMBER * mutation.fitted + more
-        self._add(mutation, cost, Region(0.0, "", residual.wrong), residual.distance(value))
-        if mutation.kind != "precision" and (found := residual.left(value, EXPLAINED)) and found[1].words:
+        off = residual.distance(value)
+        self._add(mutation, cost, Region(0.0, "", residual.wrong), off)
+        if mutation.kind != "precision" and (found := residual.left(off, EXPLAINED)) and found[1].words:
             self._add(mutation, cost + PER_REGION + found[1].bits, found[1], found[0])
 
     def _add(self, mutation: Mutation, cost: float, region: Region, off: Tensor) -> None:

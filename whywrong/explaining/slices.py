@@ -16,7 +16,7 @@ from whywrong.explaining.on_device import LOOKUPS, on
 from whywrong.explaining.part import Edit, Part
 from whywrong.process_state import float64_by_default
 from whywrong.recording.operations import UNCHECKED
-from whywrong.recording.program import Node, Ref, call, filled
+from whywrong.recording.program import Node, call, filled, references
 from whywrong.torch_private import tree_leaves, tree_map, tree_map_only
 
 Tensor = torch.Tensor
@@ -254,7 +254,7 @@ def large(part: Part) -> bool:
 def _needs(node: Node, edit: Edit) -> set[int]:
     """Of which operations an edit takes the results; its own number is for what it takes the place of."""
     args = node.args if edit.takes is None else edit.takes
-    needs = {leaf.id for leaf in tree_leaves(args) if isinstance(leaf, Ref)}
+    needs = {*references(args)}
     return needs | ({*node.parents} if node.id in needs else set())
 
 

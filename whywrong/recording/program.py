@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from whywrong.comparing import precision
 from whywrong.process_state import float64_by_default
 from whywrong.recording.operations import FACTORIES, name_of
-from whywrong.torch_private import in_backward, tree_leaves, tree_map_only
+from whywrong.torch_private import in_backward, tree_map_only
 
 INPUT, CONSTANT, ITEM = "input", "constant", "getitem"
 
@@ -57,8 +57,16 @@ class Node:
 
     def __post_init__(self) -> None:
         self.op = self.func if isinstance(self.func, str) else name_of(self.func)
-        leaves = tree_leaves((self.args, self.kwargs))
-        self.parents = tuple(dict.fromkeys(leaf.id for leaf in leaves if isinstance(leaf, Ref)))
+        self.parents = tuple(dict.fromkeys(references((self.args, *self.kwargs.values()))))
+
+
+def references(value: Any) -> Iterator[int]:
+    """The numbers of the operations that arguments refer to."""
+    if isinstance(value, Ref):
+        yield value.id
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from references(item)
 
 
 def filled(value: Any, results: Mapping[int, Any]) -> Any:
@@ -160,7 +168,8 @@ class Program:
         `seen(number, result)` may return another value to go on with, as an observed step in place of its re-run.
         """
         order = list(order)
-        device = next((v.device for v in chain(given.values(), self.values.values()) if isinstance(v, Tensor)), None)
+        tensors = chain(given.values(), self.values.values()) if rule is None else ()
+        device = next((v.device for v in tensors if isinstance(v, Tensor)), None)
         last = {parent: i for i in order for parent in self.nodes[i].parents}
         results = dict(given)
         for i in order:
