@@ -11,6 +11,7 @@ from whywrong.explaining import slices
 from whywrong.explaining.mutations import Context, mutations
 from whywrong.explaining.on_device import Brought, _inside, on
 from whywrong.explaining.part import Part
+from whywrong.explaining.search import _Search
 
 MOVED = (RuntimeError, IndexError, OverflowError)
 
@@ -184,6 +185,27 @@ def test_a_large_step_of_whole_numbers_is_explained(rng, monkeypatch):
 def unread(x, w, gain):
     """The values of the last 12 of 40 tokens are not read."""
     return block(x, w, gain, lambda v: torch.cat([v[:, :, :28], torch.zeros_like(v[:, :, 28:])], 2))
+
+
+def test_one_mutation_of_almost_every_kind_is_tried_in_a_fiftieth_of_the_time(rng, monkeypatch):
+    """With all mutations of a place in a row it takes 75% of it, and the first transposition comes after 39%."""
+    monkeypatch.setattr(slices, "LARGE", 0)
+    found, order = [], _Search._mutations
+    monkeypatch.setattr(_Search, "_mutations", lambda search: found.append((search._slices, [*order(search)])) or [])
+    x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((2, 40, 32), (32, 96), (32,)))
+    golden = whywrong.golden(block, x=x, w=w, gain=gain)
+    whywrong.explain({"x": x, "w": w, "gain": gain, "output": tanh(x, w, gain)}, golden, seconds=1.0)
+    ((some, every),) = found
+    first, passed = dict[str, float](), 0.0
+    for edits, alike in itertools.groupby(every, lambda m: [*m.edits]):
+        while batch := [*itertools.islice(alike, some.together(edits))]:
+            for mutation in batch:
+                first.setdefault(mutation.kind, passed)
+            passed += some.time(edits, len(batch))
+    assert len(first) == 20
+    late = {kind: round(time / passed, 3) for kind, time in first.items() if time > passed / 50.0}
+    assert {"flip", "function", "layout", "mask", "swap", "transpose"}.isdisjoint(late), late
+    assert len(late) < 4, late
 
 
 @pytest.mark.gpu
