@@ -74,7 +74,10 @@ def memory_is_given_back():
 
 @pytest.fixture(autouse=True)
 def seconds_of_the_processor(monkeypatch):
-    """A search for a cause has its seconds for itself, whatever else runs on the machine."""
+    """A search for a cause in this process has its seconds for itself, whatever else runs on the machine.
+
+    A test of the time that it takes sets the clock back.
+    """
     monkeypatch.setattr("whywrong.explaining.search.time", SimpleNamespace(monotonic=time.process_time))
 
 

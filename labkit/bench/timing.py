@@ -1,8 +1,8 @@
 """Timing that refuses to time what was not checked.
 
 `labkit bench NAME` asks kernels.NAME.bench for its cases, checks every provider against the golden, times the correct
-ones, and writes one CSV with a row for each provider, case and metric. For a time, `y_value_50` is the median of ROUNDS
-rounds in random order, `y_value_20` and `y_value_80` are the smallest and the largest.
+ones, and adds a row for each provider, case and metric to one CSV, which keeps all runs. For a time, `y_value_50` is
+the median of ROUNDS rounds in random order, `y_value_20` and `y_value_80` are the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def bench(name: str, request: str, out: Path) -> Path:
     """Measure every case of kernels.`name`.bench and add it to OUT/<name>.csv (on a CPU OUT/<name>_cpu.csv).
 
     `name` is a folder under kernels/, which may lie deeper: `mhc/reductions` writes reductions.csv. Earlier runs stay
-    in the file. Raises UsageError where it has other columns.
+    in the file, of cases that the bench.py has no longer too. Raises UsageError for a file of other columns.
     """
     if not (ROOT / "kernels" / name / "bench.py").is_file():
         raise UsageError(f"NAME: expected a folder under kernels/ with a bench.py, got kernels/{name}")
@@ -209,35 +209,40 @@ def bench(name: str, request: str, out: Path) -> Path:
         f"kernels.{name.replace('/', '.')}.bench",
         out / f"{Path(name).name}{'_cpu' * (not device.is_cuda)}.csv",
     )
-    earlier = _rows(path) if path.exists() else []
+    if path.exists():
+        _rows(path)  # or it is refused, before hours of measuring
     version, timestamp = " ".join(map("-".join, versions().items())), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     common = {"gpu_name": device.name, "timestamp": timestamp, "version": version}
-    common["kernels_hash"], rows = made_by(f"import {module}"), list[dict[str, Any]]()
+    common["kernels_hash"] = made_by(f"import {module}")
     for case in import_module(module).cases(device):
         measured = [row | common for row in measure(case, device)]
         print(table(measured), flush=True)
-        rows += measured
+        earlier = _rows(path) if path.exists() else []  # read each time: another run may have added to it
         with complete_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-            writer.writerows(earlier + rows)  # after each case, in case the next is cut off
+            writer.writerows(earlier + measured)  # after each case, in case the next is cut off
     return path
 
 
-def read(path: Path, card: str = "") -> list[dict[str, str]]:
-    """Of each case in a benchmark's CSV the newest run; `card` is a part of the name of the one that it was made on."""
-    rows = sorted((row for row in _rows(path) if card in row["gpu_name"]), key=itemgetter("timestamp"))
-    case = itemgetter("kernel_name", "kernel_operation_mode", "x_value")
-    newest = {case(row): (row["timestamp"], row["gpu_name"]) for row in rows}
-    return [row for row in rows if (row["timestamp"], row["gpu_name"]) == newest[case(row)]]
+def read(path: Path) -> list[dict[str, str]]:
+    """Of each case in a benchmark's CSV the newest run; cases as they first appear there.
+
+    Raises UsageError for a file that :func:`bench` has not written.
+    """
+    runs = defaultdict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, str]]]](dict)
+    for row in _rows(path):
+        case = itemgetter("kernel_name", "kernel_operation_mode", "x_value")(row)
+        runs[case].setdefault((row["timestamp"], row["gpu_name"]), []).append(row)
+    return [row for some in runs.values() for row in some[max(some)]]
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        if (found := rows.fieldnames or []) != COLUMNS:
-            raise UsageError(f"{path}: expected the columns {', '.join(COLUMNS)}, got {', '.join(found)}")
-        return list(rows)
+        header, *rows = [*csv.reader(file)] or [[]]
+    if header != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
+        raise UsageError(f"{path}: expected rows of {', '.join(COLUMNS)}, got other ones, or fewer or more in a row")
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:

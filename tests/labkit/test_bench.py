@@ -1,3 +1,4 @@
+import csv
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -5,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.speed.records import recorded_on
+from kernels.speed.records import recorded_on, size
 from labkit.bench import timing as bench
+from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
 from whywrong.comparing.comparison import compare
 from whywrong.errors import UsageError
@@ -61,17 +63,33 @@ def test_a_benchmark_is_added_to_what_was_recorded_before(tmp_path, monkeypatch)
         monkeypatch.setattr(bench.devices, "choose", lambda _, name=name: Device("cpu", name))
         path = bench.bench("attention", "cpu", tmp_path)
     rows = bench.read(path)
-    errors = {row["x_value"]: float(row["y_value_50"]) for row in rows if row["metric_name"] == "max_abs_error"}
-    assert errors == {"4": 0.0, "8": pytest.approx(5e-13, rel=1e-3)}
+    errors = [(row["x_value"], float(row["y_value_50"])) for row in rows if row["metric_name"] == "max_abs_error"]
+    assert errors == [("4", 0.0), ("8", pytest.approx(5e-13, rel=1e-3))], "in the order in which they first appear"
     assert recorded_on(rows) == "B, 2026-01-02; A, 2026-01-03"
-    assert recorded_on(bench.read(path, "A")) == "A, 2026-01-01 to 2026-01-03"
+    assert recorded_on([row | {"gpu_name": "A"} for row in rows]) == "A, 2026-01-02 to 2026-01-03"
+    assert len(path.read_text().splitlines()) == 1 + 4 * 3, "four runs of a case, with two errors and a time each"
 
 
-def test_a_file_with_other_columns_is_not_added_to(tmp_path):
-    (tmp_path / "attention_cpu.csv").write_text("mine\n1\n")
-    with pytest.raises(UsageError, match=r"expected the columns kernel_name, .*, got mine"):
+@pytest.mark.parametrize("text", ["", "mine\n1\n", ",".join(bench.COLUMNS) + "\nattention,ours\n"])
+def test_a_file_with_other_columns_is_not_added_to(text, tmp_path):
+    (tmp_path / "attention_cpu.csv").write_text(text)
+    with pytest.raises(UsageError, match=r"attention_cpu\.csv: expected rows of kernel_name, .*, got other ones"):
         bench.bench("attention", "cpu", tmp_path)
-    assert (tmp_path / "attention_cpu.csv").read_text() == "mine\n1\n"
+    assert (tmp_path / "attention_cpu.csv").read_text() == text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "data" / "benchmarks").glob("*.csv")), ids=lambda path: path.stem)
+def test_the_newest_run_of_a_case_has_every_baseline_that_was_ever_timed(path):
+    """One that is not installed is left out, and ours would look the faster for it."""
+    with path.open(newline="") as file:
+        every = {(*size(row), row["kernel_provider"]) for row in csv.DictReader(file) if row["metric_name"] == "time"}
+    newest = {(*size(row), row["kernel_provider"]) for row in bench.read(path)}
+    assert {row for row in every - newest if not row[-1].startswith("ours")} == set()
+
+
+@pytest.mark.parametrize("name", ["bert", "lm"])
+def test_the_runs_whose_tables_name_one_card_and_date_are_one(name):
+    assert len({row["timestamp"] for row in bench.read(ROOT / "data" / "benchmarks" / f"{name}.csv")}) == 1
 
 
 def test_a_gpu_whose_peak_is_not_known_has_no_arithmetic_lower_bound(monkeypatch):

@@ -149,7 +149,7 @@ def test_tensors_lie_on_the_other_side_as_they_lie_here(made):
 def test_a_call_costs_less_than_two_milliseconds(made):
     x = torch.ones(1 << 12)
     made("say", x)
-    assert min(timeit.repeat(lambda: made("say", x), number=1, repeat=50)) < 2e-3  # beside other work some take longer
+    assert sorted(timeit.repeat(lambda: made("say", x), number=1, repeat=50))[12] < 2e-3, "beside other work some do"
 
 
 def test_an_interrupt_ends_the_call_and_the_next_one_works(made):

@@ -690,7 +690,8 @@ def test_the_command_line_says_it_and_json_has_it(golden, tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_the_time_that_it_may_take_is_kept(golden):
+def test_the_time_that_it_may_take_is_kept(golden, monkeypatch):
+    monkeypatch.setattr("whywrong.explaining.search.time", time)
     begun = time.monotonic()
     found = whywrong.explain(port(**inputs(), fault="as it lies"), golden, precision=F32, seconds=0.2)
     assert time.monotonic() - begun < 30.0
