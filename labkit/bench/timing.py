@@ -205,10 +205,8 @@ def bench(name: str, request: str, out: Path) -> Path:
         raise UsageError(f"NAME: expected a folder under kernels/ with a bench.py, got kernels/{name}")
     device = devices.choose(request)
     writable(out, "--out")
-    module, path = (
-        f"kernels.{name.replace('/', '.')}.bench",
-        out / f"{Path(name).name}{'_cpu' * (not device.is_cuda)}.csv",
-    )
+    module = f"kernels.{name.replace('/', '.')}.bench"
+    path = out / f"{Path(name).name}{'_cpu' * (not device.is_cuda)}.csv"
     if path.exists():
         _rows(path)  # or it is refused, before hours of measuring
     version, timestamp = " ".join(map("-".join, versions().items())), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"

@@ -130,16 +130,22 @@ def run(
 ) -> None:
     """Execute the runs, `jobs` at a time, each limited to its share of the cores, and fill in their results.
 
-    An interrupt from the keyboard ends what is running and raises KeyboardInterrupt.
+    An interrupt from the keyboard ends what is running and raises KeyboardInterrupt. Further ones do not stop that:
+    a process left over would be waited for at the end.
     """
     share = len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs)))
     cores = min(4, max(1, share))  # tensors on the CPU are small here, and 16 threads took twice the time of 4
 
     async def all_runs() -> None:
+        with suppress(RuntimeError):  # in another than the main thread, which no interrupt reaches
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)  # type: ignore[union-attr]
         slots = asyncio.Semaphore(jobs)
         await asyncio.gather(*(_reuse_or_execute(run, slots, cores, force, progress, execute) for run in runs))
 
-    asyncio.run(all_runs())
+    try:
+        asyncio.run(all_runs())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _reuse_or_execute(

@@ -257,6 +257,26 @@ def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_a_second_interrupt_does_not_stop_what_the_first_ends(books, tmp_path, monkeypatch):
+    """It came once while processes were killed: the command then waited at its end for one that slept."""
+    path, kill = tmp_path / "pids", run._kill
+    books("slow", SLEEPS.format(path=str(path)), FINISH)
+    monkeypatch.setattr(run, "_kill", lambda process: (signal.raise_signal(signal.SIGINT), kill(process)))
+
+    def first(*_):
+        if path.exists() and path.read_text():
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, first)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(planned("slow", tmp_path / "runs"), progress=lambda text: None)
+    signal.signal(signal.SIGALRM, before)
+    wait_for(lambda: not any(map(alive, path.read_text().split())), "they live on")
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
 def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", 'sagte"wörtlich')
     books("slow", "import os; print(os.environ['MY_TOKEN'])", "import time; time.sleep(600)", FINISH)
