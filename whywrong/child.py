@@ -271,8 +271,8 @@ def _waited(pid: int) -> float:
 
 
 def _works_below(pid: int) -> bool:
-    """Whether a process that this one has started, or one of those, is running."""
-    return any(state == "R" or _works_below(child) for child, state in _children(pid))
+    """Whether a process that this one has started, or one of those, is running or waits for a disk."""
+    return any(state in "RD" or _works_below(child) for child, state in _children(pid))
 
 
 def _interpreter(control: socket.socket) -> int:

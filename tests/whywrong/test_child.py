@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from whywrong import child
-from whywrong.child import Child, DiedError, RaisedError, TimedOutError
+from whywrong.child import Child, DiedError, RaisedError, TimedOutError, _works_below
 
 pytestmark = pytest.mark.skipif(not child.available(), reason="children are for Linux without a GPU")
 
@@ -197,6 +197,13 @@ def test_the_time_that_a_worker_waits_for_a_core_is_not_counted():
             process.kill()
             process.wait()
         os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.parametrize(("state", "works"), [("R", True), ("D", True), ("S", False), ("Z", False)])
+def test_a_compiler_works_where_it_runs_or_reads(state, works, monkeypatch):
+    started_by = {1: [(2, "S")], 2: [(3, state)], 3: []}
+    monkeypatch.setattr("whywrong.child._children", started_by.__getitem__)
+    assert _works_below(1) == works
 
 
 def started(code):
