@@ -188,7 +188,7 @@ def unread(x, w, gain):
 
 
 def test_one_mutation_of_almost_every_kind_is_tried_in_a_fiftieth_of_the_time(rng, monkeypatch):
-    """With all mutations of a place in a row it takes 75% of it, and the first transposition comes after 39%."""
+    """With all mutations of a place in a row the last kind comes after 75% of it, the first transposition after 39%."""
     monkeypatch.setattr(slices, "LARGE", 0)
     found, order = [], _Search._mutations
     monkeypatch.setattr(_Search, "_mutations", lambda search: found.append((search._slices, [*order(search)])) or [])
