@@ -56,18 +56,18 @@ def cases(name: str) -> list[Case]:
     """
     rows = bench.read(ROOT / "data" / "benchmarks" / f"{name}.csv")
     found: dict[tuple[str, ...], Case] = {}
-    in_graph = {size(row) for row in rows if row["metric_name"] == "time_in_graph"}
+    in_graph = {bench.case_of(row) for row in rows if row["metric_name"] == "time_in_graph"}
     for row in rows:
         provider, value = row["kernel_provider"], float(row["y_value_50"])
         tf32 = ", TF32" if provider.endswith(", TF32") else ""
-        case = found.setdefault((*size(row), tf32), Case(
+        case = found.setdefault((*bench.case_of(row), tf32), Case(
             name, row["kernel_name"], f"{row['x_value']}{mode(row)}{tf32}", row
         ))  # fmt: skip
         if BOUND in provider:
             case.bound = max(case.bound, value)
         elif row["metric_name"] == "of_bound":
             case.errors[provider] = value
-        elif row["metric_name"] == ("time_in_graph" if size(row) in in_graph else "time"):
+        elif row["metric_name"] == ("time_in_graph" if bench.case_of(row) in in_graph else "time"):
             if provider.startswith(BASELINES):
                 case.others[provider] = value
             elif provider not in YARDSTICKS:
@@ -87,11 +87,6 @@ def recorded_on(rows: Sequence[dict[str, str]]) -> str:
 def mode(row: dict[str, str]) -> str:
     """The mode of a row, to be said behind its size; nothing for a forward pass."""
     return "" if row["kernel_operation_mode"] == "forward" else f", {row['kernel_operation_mode']}"
-
-
-def size(row: dict[str, str]) -> tuple[str, str, str]:
-    """Kernel, mode and size of a row."""
-    return row["kernel_name"], row["kernel_operation_mode"], row["x_value"]
 
 
 def table(all_cases: Sequence[Case]) -> Table:

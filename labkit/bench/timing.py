@@ -39,6 +39,8 @@ COLUMNS = [
     *("kernel_name", "kernel_provider", "kernel_operation_mode", "metric_name", "metric_unit", "x_name", "x_value"),
     *("y_value_50", "y_value_20", "y_value_80", "gpu_name", "timestamp", "version", "kernels_hash"),
 ]
+case_of = itemgetter("kernel_name", "kernel_operation_mode", "x_value")
+"""Which case a row of a CSV is of."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,7 @@ def read(path: Path) -> list[dict[str, str]]:
     """
     runs = defaultdict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, str]]]](dict)
     for row in _rows(path):
-        case = itemgetter("kernel_name", "kernel_operation_mode", "x_value")(row)
-        runs[case].setdefault((row["timestamp"], row["gpu_name"]), []).append(row)
+        runs[case_of(row)].setdefault((row["timestamp"], row["gpu_name"]), []).append(row)
     return [row for some in runs.values() for row in some[max(some)]]
 
 

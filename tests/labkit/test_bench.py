@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.speed.records import recorded_on, size
+from kernels.speed.records import recorded_on
 from labkit.bench import timing as bench
 from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
@@ -82,8 +82,12 @@ def test_a_file_with_other_columns_is_not_added_to(text, tmp_path):
 def test_the_newest_run_of_a_case_has_every_baseline_that_was_ever_timed(path):
     """One that is not installed is left out, and ours would look the faster for it."""
     with path.open(newline="") as file:
-        every = {(*size(row), row["kernel_provider"]) for row in csv.DictReader(file) if row["metric_name"] == "time"}
-    newest = {(*size(row), row["kernel_provider"]) for row in bench.read(path)}
+        every = {
+            (*bench.case_of(row), row["kernel_provider"])
+            for row in csv.DictReader(file)
+            if row["metric_name"] == "time"
+        }
+    newest = {(*bench.case_of(row), row["kernel_provider"]) for row in bench.read(path)}
     assert {row for row in every - newest if not row[-1].startswith("ours")} == set()
 
 

@@ -20,9 +20,9 @@ QUIETEST = 1.0 / 16.0
 class Residual:
     """An observed step against the reference's, element by element.
 
-    `allowed` is what each element may be off, above 0, None for whole numbers, of which each is right or wrong; `noise` the
-    standard deviation of a correct one's error. `inputs` has for dimensions the whole numbers that a program was given
-    for their slices.
+    `allowed` is what each element may be off, above 0, None for whole numbers, of which each is right or wrong;
+    `noise` the standard deviation of a correct one's error. `inputs` has for dimensions the whole numbers that a
+    program was given for their slices.
     """
 
     def __init__(
