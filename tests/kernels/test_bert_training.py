@@ -220,6 +220,16 @@ def test_training_learns_and_its_row_says_all(sample, tmp_path):
     assert row["text"]["sha256"] == corpus.DIGESTS["sample"]
 
 
+@pytest.mark.parametrize("preset", ["bert", "report"])
+def test_a_loss_is_one_compiled_graph(preset):
+    """The names of its steps would otherwise end a graph each."""
+    model = training.model_of(replace(TINY, preset=preset, layers=2), 100)
+    ids, at = torch.randint(5, 100, (4, 24)), torch.arange(6)
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(training.loss_of(model))(ids, at, torch.randint(5, 100, (6,)))
+    assert (found.graph_count, found.graph_break_count) == (1, 0)
+
+
 def test_hugging_faces_model_starts_where_bert_starts_and_trains(sample, tmp_path):
     ours, theirs = (
         training.model_of(replace(TINY, preset=name), 50).eval() for name in ("bert", training.HUGGING_FACE)

@@ -174,6 +174,65 @@ def test_a_result_of_another_shape_when_looked_at_is_reported():
     assert capture(Longer(), torch.ones(3)).about["observer"].startswith("differs when nothing is captured: output")
 
 
+def test_a_report_says_that_what_was_captured_is_not_what_runs():
+    report = localise(capture(Shy(), torch.ones(3)), golden(Shy(), torch.ones(3)))
+    (note,) = [note for note in report.notes if "uncaptured" in note]
+    assert note.startswith(
+        "what was captured is not what runs uncaptured: differs when nothing is captured: output, grad:input.0; "
+    )
+    quiet = localise(capture(block(), torch.ones(3, 8)), golden(block(), torch.ones(3, 8)))
+    assert not any("uncaptured" in note for note in quiet.notes)
+
+
+class Stepped(nn.Module):
+    """Names a step in a loop."""
+
+    def __init__(self, slope=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.slope = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), slope
+
+    def forward(self, x):
+        for k, layer in enumerate(self.layers):
+            x = step(f"named.{k}", nn.functional.leaky_relu(layer(x), self.slope))
+        return x
+
+
+@pytest.fixture
+def graphs():
+    """The graphs that torch.compile hands to the backend `graphs.backend`."""
+    torch._dynamo.reset()
+
+    class Graphs(list):
+        def backend(self, graph, _inputs):
+            self.append(graph)
+            return graph
+
+    yield Graphs()
+    torch._dynamo.reset()
+
+
+def test_a_model_with_steps_is_compiled_whole(graphs):
+    model, x = Stepped(), torch.randn(4, 8)
+    compiled = torch.compile(model, backend=graphs.backend, fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
+    assert len(graphs) == 1
+
+
+def test_a_compiled_model_has_the_names_of_the_model(graphs):
+    model, x = Stepped(), torch.randn(4, 8)
+    compiled = torch.compile(model, backend=graphs.backend)
+    compiled(x)
+    assert capture(compiled, x).names == capture(model, x).names
+    before = len(graphs)
+    assert golden(torch.compile(Stepped(), backend=graphs.backend), x).names == golden(model, x).names
+    assert len(graphs) == before, "a golden is of the program as it is written"
+    inner = nn.Sequential(torch.compile(model, backend=graphs.backend), nn.Tanh())
+    assert capture(inner, x).names == capture(nn.Sequential(model, nn.Tanh()), x).names
+    report = localise(capture(torch.compile(Stepped(0.1), backend=graphs.backend), x), golden(compiled, x))
+    assert report.first == "named.0", report
+
+
 def test_gradients_of_a_norm_that_is_used_twice_are_summed_as_those_of_one_that_is_used_once():
     """In bfloat16, each time; autograd adds both up. As in ALBERT, whose layers are one."""
 

@@ -16,7 +16,7 @@ from whywrong.errors import UsageError, did_you_mean
 from whywrong.recording.capture import observed_steps
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.steps import OUTPUT
-from whywrong.recording.watching import check_subject
+from whywrong.recording.watching import check_subject, path_of
 from whywrong.tables import digits
 
 ALL, PART, NONE = "all", "part", "none"
@@ -76,7 +76,7 @@ def graft(
     if not isinstance(golden, Golden) or step not in golden:
         hint = did_you_mean(step, golden.names) if isinstance(golden, Golden) else ""
         raise UsageError(f"graft: expected a recorded golden and one of its steps, got {step!r}; {hint}".rstrip("; "))
-    own = dict(port.named_parameters()) if isinstance(port, torch.nn.Module) else {}
+    own = {path_of(n) for n, _ in port.named_parameters()} if isinstance(port, torch.nn.Module) else set()
     theirs = (names or {}).get(step, step)
     with torch.no_grad():
         if not (inputs or named):

@@ -23,11 +23,14 @@ from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, guess, repres
 from whywrong.errors import UsageError, did_you_mean
 from whywrong.process_state import SMALL, few_threads
 from whywrong.recording.golden import GRADIENT, Golden
-from whywrong.recording.steps import Trace, as_trace
+from whywrong.recording.steps import NO_EFFECT, Trace, as_trace
 from whywrong.tables import to_stderr
 
 TRACE_FALSE_POSITIVES = 1e-3
 """The probability that a correct trace is flagged anywhere: all steps share it, and both instruments."""
+
+UNCAPTURED = "whywrong.assert_close(result, golden) checks the result as it is then"
+"""What to do where capture changes what runs, as it does where torch.compile fuses operations."""
 
 WIDENED = "float64 of float32 numbers is taken as stored in float32 (else declare storage=float64,accumulate=float64)"
 """The note for a dump of float32 numbers as float64, where nothing was declared."""
@@ -91,6 +94,8 @@ def localise(
         result.notes += hidden(golden, steps, earlier(golden, steps.names))
         result.findings = by_rank(golden, steps, result.findings)
         result.notes += [trace.note] * bool(trace.note) + notes + _narrower(steps, result)
+        if (effect := str(trace.about.get("observer", NO_EFFECT))) != NO_EFFECT:
+            result.notes.append(f"what was captured is not what runs uncaptured: {effect}; {UNCAPTURED}")
     gradients = {name for name in result.findings if name.startswith(GRADIENT)}
     if gradients and gradients.isdisjoint(steps.names):
         result.findings = {name: finding for name, finding in result.findings.items() if name not in gradients}

@@ -17,8 +17,8 @@ from whywrong.errors import UsageError
 from whywrong.process_state import process_wide
 from whywrong.recording.golden import with_backward
 from whywrong.recording.recorder import Watcher, unique
-from whywrong.recording.steps import Trace
-from whywrong.recording.watching import check_subject, leaves_of, run_watched, snapshot
+from whywrong.recording.steps import NO_EFFECT, Trace
+from whywrong.recording.watching import check_subject, leaves_of, path_of, run_watched, snapshot
 from whywrong.torch_private import _reparametrize_module
 
 
@@ -70,22 +70,23 @@ def observed_steps(
         buffers: Any = nullcontext()
         if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
             copies = {name: x.detach().clone() for name, x in subject.named_buffers()}
-            copies |= {name: grafts[name].to(x) for name, x in subject.named_parameters() if name in grafts}
+            owned = ((name, path_of(name), x) for name, x in subject.named_parameters())
+            copies |= {name: grafts[path].to(x) for name, path, x in owned if path in grafts}
             buffers = _reparametrize_module(subject, copies, tie_weights=True)
         with torch.random.fork_rng(), buffers:
             leaves = leaves_of(subject, inputs, named, differentiate)
             if watch:
                 seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
             result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
+        if watch and not last:
+            raise UsageError("capture: expected a result with a tensor, got none")
         return seen, result
 
     with process_wide():  # the generator, and the module's hooks and buffers, are the same for all threads
         seen = with_backward(lambda differentiate: run(differentiate, True), subject, loss)
         plain = with_backward(lambda differentiate: run(differentiate, False), subject, loss)
-    if not plain:
-        raise UsageError("capture: expected a result with a tensor, got none")
     differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
-    about = {"observer": "none" if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
+    about = {"observer": NO_EFFECT if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
     declared: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
     declared |= {"steps": narrow} if narrow else {}
     return Trace(seen, about | {"precision": declared})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from whywrong.recording.watching import (
     leaves_of,
     run_watched,
     snapshot,
+    tensors_held,
     tensors_of,
 )
 from whywrong.torch_private import tree_leaves, tree_map_only
@@ -338,6 +340,8 @@ def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, as_writt
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with process_wide(), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for mode in () if as_written else (_AsInFloat32(), float64_by_default()):
             stack.enter_context(mode)
         subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference
@@ -367,7 +371,7 @@ def _recorded(
         steps[name] = recorder.input(leaf)
     result = run_watched(subject, inputs, named, leaves, loss, recorder, on_step)
     module = subject if isinstance(subject, torch.nn.Module) else torch.nn.Module()
-    own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    own = list(tensors_held(module))
     recorded = Golden(recorder.program, steps, recorder.operations, list(recorder.notes), parameters=own)
     whole = OUTPUT if subject is module or not isinstance(result, dict) else ""
     recorded.results = [name for name, _ in tensors_of(whole, result) if name in steps]

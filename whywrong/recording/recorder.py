@@ -52,6 +52,10 @@ OnStep = Callable[[str, Tensor], Tensor | None]
 _LISTENER: ContextVar[tuple[OnStep, dict[int, Tensor]] | None] = ContextVar("listener", default=None)
 """Who observes a :func:`step` in this thread: the innermost recording, and the tensors that have a name there."""
 
+_OBSERVERS: list[OnStep] = []
+"""The recordings in progress, in all threads. While there are none, a :func:`step` in a compiled model is nothing: the
+compiler cannot read a context variable, and would end its graph there."""
+
 BACKWARD = "backward"
 """The path of operations that compute gradients."""
 
@@ -68,7 +72,7 @@ def step(name: str, tensor: Tensor) -> Tensor:
     """
     if not isinstance(tensor, Tensor) or not isinstance(name, str):
         raise UsageError(f"step {name!r:.40}: expected a name, then a tensor, got a {type(tensor).__name__}")
-    if (listener := _LISTENER.get() or _of_modes()) is not None:
+    if _OBSERVERS and (listener := _LISTENER.get() or _of_modes()) is not None:
         on_step, named = listener
         tensor = tensor.clone() if id(tensor) in named else tensor
         named[id(tensor)] = tensor  # kept, lest another has its id
@@ -89,11 +93,13 @@ def listening(on_step: OnStep, watcher: Watcher | None = None) -> Iterator[None]
     """
     listener = on_step, dict[int, Tensor]()
     token = _LISTENER.set(listener)
+    _OBSERVERS.append(on_step)
     if watcher is not None:
         watcher.listener = listener
     try:
         yield
     finally:
+        _OBSERVERS.remove(on_step)
         _LISTENER.reset(token)
         if watcher is not None:
             watcher.listener = None  # which refers to the recording, and would keep it alive

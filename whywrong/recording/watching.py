@@ -21,6 +21,9 @@ from whywrong.torch_private import _disable_current_modes
 GRADIENT = "grad:"
 """What stands before the name of the input or the parameter that a gradient is of."""
 
+COMPILED = "_orig_mod"
+"""What torch.compile calls the module that it puts a wrapper around."""
+
 Named = dict[str, Any]
 Leaves = dict[str, Tensor]
 Loss = Callable[[Any], Tensor] | None
@@ -68,7 +71,7 @@ def leaves_of(subject: Any, inputs: Any, named: Named, differentiate: bool, dtyp
         if numbers and not any(leaf_name.startswith(f"{name}.") for leaf_name in leaves):
             raise UsageError(f"{name}: expected a tensor or an array, got a {type(x).__name__} of numbers")
     if isinstance(subject, torch.nn.Module):
-        for name, parameter in (*subject.named_parameters(), *subject.named_buffers()):
+        for name, parameter in tensors_held(subject).items():
             if name in leaves:
                 raise UsageError(f"{name}: expected another keyword for the input, got the name of a parameter")
             if parameter.is_floating_point():
@@ -85,7 +88,7 @@ def run_watched(
     """
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
-    with ExitStack() as stack, watcher or nullcontext(), listening(on_step, watcher):
+    with ExitStack() as stack, watcher or nullcontext(), listening(on_step, watcher) if watcher else nullcontext():
         for handle in handles:
             stack.enter_context(handle)
         arguments = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
@@ -133,8 +136,18 @@ def parts_of(value: Any) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def tensors_held(module: torch.nn.Module) -> dict[str, Tensor]:
+    """A module's parameters, then its buffers, by their paths."""
+    return {path_of(name): x for name, x in (*module.named_parameters(), *module.named_buffers())}
+
+
+def path_of(name: str) -> str:
+    """The path of a part or parameter below a module, without the wrappers that torch.compile puts around modules."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
 def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: OnStep) -> list[Any]:
-    names, paths = {part: name for name, part in module.named_modules()}, [""]
+    names, paths = {part: path_of(name) for name, part in module.named_modules() if not hasattr(part, COMPILED)}, [""]
 
     def enter(part: torch.nn.Module, _inputs: Any) -> None:
         paths.append(names[part])
