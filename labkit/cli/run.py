@@ -32,7 +32,7 @@ from filelock import AsyncFileLock, Timeout
 
 from labkit.cli.plan import Run
 from labkit.session.catalogue import ROOT, Notebook
-from labkit.session.record import sealed, sources, write_json
+from labkit.session.record import records, sealed, sources, write_json
 from labkit.session.secrets import hidden
 from whywrong.errors import UsageError
 from whywrong.files import write_text
@@ -130,22 +130,32 @@ def run(
 ) -> None:
     """Execute the runs, `jobs` at a time, each limited to its share of the cores, and fill in their results.
 
+    Of several at a time the notebook that took longest where it was recorded begins first: the last one, begun late,
+    would run alone.
+
     An interrupt from the keyboard ends what is running and raises KeyboardInterrupt. Further ones do not stop that:
     a process left over would be waited for at the end.
     """
     share = len(os.sched_getaffinity(0)) // max(1, min(jobs, len(runs)))
     cores = min(4, max(1, share))  # tensors on the CPU are small here, and 16 threads took twice the time of 4
 
+    took = {name: _seconds_recorded(name) for name in {run.book.name for run in runs}} if jobs > 1 else {}
+    ordered = sorted(runs, key=lambda run: -took.get(run.book.name, 0.0))
+
     async def all_runs() -> None:
         with suppress(RuntimeError):  # in another than the main thread, which no interrupt reaches
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)  # type: ignore[union-attr]
         slots = asyncio.Semaphore(jobs)
-        await asyncio.gather(*(_reuse_or_execute(run, slots, cores, force, progress, execute) for run in runs))
+        await asyncio.gather(*(_reuse_or_execute(run, slots, cores, force, progress, execute) for run in ordered))
 
     try:
         asyncio.run(all_runs())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _seconds_recorded(name: str) -> float:
+    return max((record.result["seconds"] for record in records(f"{name}.*")), default=0.0)
 
 
 async def _reuse_or_execute(

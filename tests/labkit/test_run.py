@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas
@@ -197,6 +198,21 @@ def test_each_job_is_held_to_its_share_of_the_cores_four_at_most_or_to_less_if_t
     runs = plan.plan(names, {}, "cpu", tmp_path / "runs")
     run.run(runs, jobs=2, progress=lambda text: None)
     assert all(one.result for one in runs), [one.status for one in runs]
+
+
+@pytest.mark.parametrize(("jobs", "order"), [(1, "abc"), (2, "bca")])
+def test_of_several_at_a_time_the_longest_begins_first(books, tmp_path, monkeypatch, jobs, order):
+    monkeypatch.setattr(run, "records", lambda name: [SimpleNamespace(result={"seconds": seconds[name[0]]})])
+    seconds, begun = {"a": 1.0, "b": 3.0, "c": 2.0}, []
+    for name in seconds:
+        books(name, FINISH)
+
+    async def execute(one, *rest):
+        begun.append(one.book.name)
+        return "not run"
+
+    run.run(plan.plan([*seconds], {}, "cpu", tmp_path / "runs"), jobs, progress=lambda text: None, execute=execute)
+    assert begun == [*order]
 
 
 def test_a_run_that_a_cell_starts_shows_figures_and_no_widgets(books, tmp_path, monkeypatch):
