@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch._C import (
     DispatchKey,  # to ask for an operation's CompositeExplicitAutograd form; a public decompose() for it
     _current_graph_task_id,  # of the backward that runs; a public way to ask whether autograd calls an operation
-    _functorch,  # vmap's warning of slow operations; a public way to silence it
+    _functorch,  # vmap's warning of slow operations, and whether vmap runs; a public way to silence it, and to ask
 )
 from torch._decomp import decomposition_table  # operations as others; torch.export's public core ATen table, once whole
 from torch._subclasses.fake_tensor import FakeTensorMode  # shapes without numbers; torch.device("meta") for all inputs
@@ -31,6 +31,7 @@ __all__ = [
     "_reparametrize_module",
     "decomposition_table",
     "in_backward",
+    "in_vmap",
     "tree_leaves",
     "tree_map",
     "tree_map_only",
@@ -52,3 +53,8 @@ def without_vmap_warning() -> Iterator[None]:
 def in_backward() -> bool:
     """Whether autograd computes a gradient in this thread."""
     return _current_graph_task_id() != -1
+
+
+def in_vmap() -> bool:
+    """Whether :func:`torch.vmap` runs in this thread."""
+    return _functorch.maybe_current_level() is not None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -41,7 +42,7 @@ from whywrong.recording.operations import (
     TRANSFORMS,
 )
 from whywrong.recording.program import Node, Program, Ref, call
-from whywrong.torch_private import tree_leaves, tree_map_only, without_vmap_warning
+from whywrong.torch_private import in_vmap, tree_leaves, tree_map_only, without_vmap_warning
 
 Run = Callable[[], dict[int, Tensor]]
 
@@ -453,8 +454,8 @@ def _moments(x: Tensor, variance: Tensor, mean: Tensor, u: float) -> list[Tensor
 
 BATCH = 1 << 20
 """Elements of an operation's results that are simulated at once on a CPU: 8 MiB stay in its cache."""
-GPU_BATCH = 1 << 26
-"""The same on a GPU. With all that is free, a block of width 4096 took 51 GiB and 2.5 s; so it takes 19 and 3.3."""
+GPU_BATCH = 1 << 24
+"""The same on a GPU. With all that is free, a block of width 4096 took 51 GiB."""
 
 LIVE = 32
 """Results of operations that may be in memory at once: a GPU's free memory is shared among as many."""
@@ -471,6 +472,9 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
         batch = min(GPU_BATCH, torch.cuda.mem_get_info(device)[0] // (8 * LIVE)) if device.type == "cuda" else BATCH
         at_once = max(1, min(runs, batch // max(1, elements)))
         for start in range(0, runs, at_once):
+            if at_once == 1:
+                yield from ((i, value[None]) for i, value in run().items())
+                continue
             each = torch.empty(min(at_once, runs - start), device=device)
             try:
                 results = torch.vmap(lambda _: run(), randomness="different")(each)
@@ -478,6 +482,20 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
                 singles = [run() for _ in each]
                 results = {i: torch.stack([single[i] for single in singles]) for i in singles[0]}
             yield from results.items()
+
+
+def _uniform(x: Tensor, low: float, high: float) -> Tensor:
+    """Random numbers from `low` to `high` of the shape of x, in float64; 24 bits are enough for errors.
+
+    What is large is run alone (:func:`simulate`), and on a CPU takes a third of the time by numpy's generator.
+    """
+    if in_vmap():
+        return torch.rand_like(x, dtype=torch.float32).double().mul_(high - low).add_(low)
+    if x.is_cuda:
+        return torch.empty_like(x, dtype=torch.float64).uniform_(low, high)
+    raw = np.random.SFC64(int(torch.randint(2**62, ()))).random_raw(x.numel() // 2 + 1)
+    bits = torch.from_numpy(raw.view(np.int32)[: x.numel()]).view(x.shape)
+    return bits.double().mul_((high - low) * 2.0**-32).add_((low + high) / 2.0)
 
 
 def _sample_by_value(x: Tensor) -> Tensor:
@@ -511,19 +529,19 @@ class Rounding:
     recomputed: Mapping[int, Callable[[Rounding, Any], Any]] = field(default_factory=dict)
     _moved: dict[int, Tensor] = field(default_factory=dict, init=False)
 
-    def _sample(self, x: Tensor) -> Tensor:
-        """Random numbers from 0 to 1 of the shape of x: 24 bits are enough for errors, and take half the time."""
-        return _sample_by_value(x) if self.nearest else torch.rand_like(x, dtype=torch.float32).double()
+    def _sample(self, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Random numbers from `low` to `high` of the shape of x."""
+        return _sample_by_value(x).mul_(high - low).add_(low) if self.nearest else _uniform(x, low, high)
 
     def jitter(self, x: Tensor, u: float, least: Any = 0.0) -> Tensor:
         """Every element off by up to u of itself, and by up to `least`, a number or a tensor of one."""
         u, least = self.scale * u, self.scale * least
-        moved = self._sample(x).mul_(2.0 * u).add_(1.0 - u).mul_(x)
-        return moved + (self._sample(x) - 0.5) * (2.0 * least) if isinstance(least, Tensor) or least else moved
+        moved = self._sample(x, 1.0 - u, 1.0 + u).mul_(x)
+        return moved.add_(self._sample(x, -1.0, 1.0).mul_(least)) if isinstance(least, Tensor) or least else moved
 
     def moved(self, x: Tensor, half: Tensor) -> Tensor:
         """Every element off by up to `half`."""
-        return self._sample(x).sub_(0.5).mul_(2.0 * self.scale).mul_(half).add_(x)
+        return self._sample(x, -self.scale, self.scale).mul_(half).add_(x)
 
     def _into_nonlinear(self, ref: Any, x: Any, precision: Precision) -> Any:
         """An observed value that enters a nonlinear part: off by a round-off, each element and all of them together."""
@@ -531,7 +549,7 @@ class Rounding:
             return x
         if ref.id not in self._moved:
             u, least = precision.unit, precision.unit * magnitude(x).amax() if precision.normwise else 0.0
-            self._moved[ref.id] = self.jitter(x, u, least) * (1.0 + self._common_error(u))
+            self._moved[ref.id] = self.jitter(x, u, least).mul_(1.0 + self._common_error(u))
         return self._moved[ref.id]
 
     def _recomputed_argument(self, op: str, ref: Any, x: Any) -> Any:
@@ -547,8 +565,9 @@ class Rounding:
         return value
 
     def _common_error(self, u: float) -> Tensor:
-        """One number between -u and u, common to a tensor."""
-        return (torch.rand((), dtype=torch.float64, device=self.exact.device) - 0.5) * (2.0 * u * self.scale)
+        """One number between -u and u, common to a tensor; on the host where that saves a launch."""
+        device = self.exact.device if in_vmap() else torch.device("cpu")
+        return (torch.rand((), dtype=torch.float64, device=device) - 0.5) * (2.0 * u * self.scale)
 
     def __call__(self, node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation, its result off at random."""
@@ -563,7 +582,8 @@ class Rounding:
         if cut := self.exact.cut.get(node.id):
             args = [self._cut(a, precision) if inexact else a for a, inexact in zip(args, cut, strict=True)]
         if op in _ARGUMENT:
-            args = [_map_real(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._common_error(u)), *args[1:]]
+            common = 1.0 + self._common_error(u)
+            args = [_map_real(lambda x: self.jitter(x, u).mul_(common), args[0]), *args[1:]]
         if node.id in self.exact.perturbed:
             args = tree_map_only(Tensor, lambda x: self._perturbed(node, args, x, max(u, storage_unit)), args)
         out = self._with_literals(node, args, kwargs)
@@ -655,7 +675,7 @@ class Rounding:
             factor = 1.0 + math.log2(max(1, x.numel())) if op in TRANSFORMS else factor
             size = size + factor * (size if op in KERNELS else size.square().mean(over, keepdim=True).sqrt())
         size = size.unsqueeze(-1) if x.is_complex() else size
-        moved = _map_real(lambda part: part + (self._sample(part) - 0.5) * size * (2.0 * u * self.scale), x)
+        moved = _map_real(lambda part: part + self._sample(part, -u * self.scale, u * self.scale) * size, x)
         return moved * (1.0 + self._common_error(factor * u))
 
     def _with_random_signs(self, out: Any) -> Any:
@@ -674,10 +694,11 @@ class Rounding:
 
         Equal arguments have equal errors, and so may neighbours, or all: an approximation has a bias.
         """
-        by_value = torch.rand(HASH_BINS, dtype=torch.float64, device=x.device) - 0.5
-        values = (x * HASH_BINS).floor_().remainder_(HASH_BINS).nan_to_num_(0.0).long()
-        error = self._sample(x).sub_(0.5).add_(by_value[values]).mul_(2.0 * u * self.scale / 3.0**0.5)
-        return error.add_(1.0).mul_(x).mul_(1.0 + self._common_error(u / 3.0**0.5))
+        share = u / 3.0**0.5
+        by_value = (2.0 * torch.rand(HASH_BINS, dtype=torch.float64, device=x.device) - 1.0) * (share * self.scale)
+        values = (x * HASH_BINS).floor_().int().bitwise_and_(HASH_BINS - 1)  # NaN has some value, and stays NaN
+        error = (by_value + self._common_error(share) + 1.0)[values]
+        return error.add_(self._sample(x, -share * self.scale, share * self.scale)).mul_(x)
 
     def _cut(self, a: Tensor, precision: Precision) -> Tensor:
         """Factors cut to TF32, rounded or truncated, which is unspecified: up to two units, of one sign if truncated.
@@ -685,16 +706,20 @@ class Rounding:
         To a storage type factors are rounded: half of the error is independent, and half common, as for equal ones.
         """
         u = precision.cut if str(precision.products).startswith("tf32") else precision.cut / 2.0
-        return self.jitter(a, u) * (1.0 + self._common_error(u))
+        return self.jitter(a, u).mul_(1.0 + self._common_error(u))
 
     def _sum_error(self, x: Tensor, spread: Tensor, drift: float) -> Tensor:
         """A sum with its error, which with `nearest` is a function of its residual in float32: equal sums err equally.
 
         The residual is rounded to 2^-16 of half a unit, which float64 still resolves.
         """
-        by = (x - x.float()) / half_ulp(x, "float32") * 2.0**16 if self.nearest else x
-        normal = self._sample(by.round()).mul_(2.0 - 2.0**-23).sub_(1.0 - 2.0**-24).erfinv_().mul_(2.0**0.5)
-        return normal.mul_(spread).mul_(self.scale).add_(x).mul_(1.0 + self._common_error(min(1.0, drift)))
+        if self.nearest:
+            by = ((x - x.float()) / half_ulp(x, "float32") * 2.0**16).round()
+            normal = self._sample(by, 2.0**-24 - 1.0, 1.0 - 2.0**-24).erfinv_().mul_(2.0**0.5)
+        else:
+            normal = torch.randn_like(x, dtype=torch.float32).double()
+        moved = torch.addcmul(x, normal, spread, value=self.scale)
+        return moved.mul_(1.0 + self._common_error(min(1.0, drift)))
 
 
 def _is_average(c: Any, d: Any) -> bool:
