@@ -81,6 +81,7 @@ def test_a_gpu_kernel_that_ends_or_hangs_is_a_failure_and_cuda_works_afterwards(
     assert "CUDA error: device-side assert triggered" in found.failure.words
     assert found.failure.words.endswith(LOST)
     assert len(found.failure.inputs["x"]) == 4
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", 5.0)
     assert "hangs: it had not ended after" in whywrong.fuzz(waits_for_ever, twice, given, **few).failure.words
     assert whywrong.fuzz(segfaults, twice, given, **few).failure.words.startswith("died: Segmentation fault")
     assert float((torch.ones(3, device="cuda") * 2).sum()) == 6.0
