@@ -16,6 +16,7 @@ from whywrong.checking.updates import sample
 from whywrong.checking.with_program import AS_GOLDEN, ROUNDED
 from whywrong.checking.without_program import BLOCK_ELEMENTS, SAMPLED_ELEMENTS
 from whywrong.errors import UsageError
+from whywrong.recording.golden import Golden
 from whywrong.recording.program import Program
 
 FLOAT32 = Precision()
@@ -1114,6 +1115,26 @@ def test_a_gpus_steps_are_checked_where_they_are(whole):
     y = torch.softmax(x, -1)
     assert localise({"x": x, "y": y, "z": y.sum(0)}, exact, precision=FLOAT32).first is None
     assert localise({"x": x, "y": y * 1.0001, "z": y.sum(0)}, exact, precision=FLOAT32).first == "y"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("off", [1, -400])
+def test_a_place_outside_of_its_tensor_is_not_looked_up_on_a_gpu(device, off, monkeypatch):
+    def sort(x):
+        at = step("at", x.argsort(-1))
+        return {"y": x.gather(-1, at) * 2.0}
+
+    x = torch.randn(400, 400, generator=torch.Generator().manual_seed(0)).to(device)
+    recorded, moved, move = golden(sort, x=x), [], Golden.to
+    monkeypatch.setattr(Golden, "to", lambda self, device: moved.append(device) or move(self, device))
+    right = {"x": x, "at": x.argsort(-1), "y": x.sort(-1).values * 2.0}
+    assert localise(right, recorded).first is None
+    assert moved == []
+    found = localise(right | {"at": right["at"] + off}, recorded)
+    assert found.first == "at"
+    assert "out of bounds" in found.findings["y"].words
+    assert moved == ["cpu"]
+    assert float(torch.ones(3, device=device).sum()) == 3.0
 
 
 @pytest.mark.parametrize("with_program", [True, False])

@@ -83,7 +83,7 @@ def localise(
     chance = false_alarm / (2.0 * len(steps.names))
     with few_threads(largest):
         if isinstance(golden, Golden):  # on a CPU an operation on few elements takes less than a launch on a GPU
-            golden = golden.to("cpu") if largest < SMALL else golden
+            golden = golden.to("cpu") if largest < SMALL or _beyond(golden, steps) else golden
             result.notes, result.inputs = list(golden.notes), {*golden.inputs}
             result.lines = {name: golden.program.nodes[i].site for name, i in golden.steps.items()}
             result.findings = Rerun(golden, steps, rules, declared is None, chance, progress, elements).check()
@@ -102,6 +102,15 @@ def localise(
         result.notes.append("gradients: none observed")
     result.notes += name_hints(golden, trace, result.unexpected)
     return result
+
+
+def _beyond(golden: Golden, steps: Trace) -> bool:
+    """Whether an observed whole number is beyond all that the golden has there: as a place outside of a tensor it would
+    end CUDA, and on a CPU it raises."""
+    pairs = [(steps.read(name), golden[name]) for name in steps.names if name in golden.names]
+    whole = [pair for pair in pairs if not any(x.is_floating_point() or not x.numel() for x in pair)]
+    ends = [[(int(x.long().min()), int(x.long().max())) for x in pair] for pair in whole]
+    return any(low < least or high > most for (low, high), (least, most) in ends)
 
 
 def _check_arguments(observed: Any, precision: Any, names: Any, false_alarm: Any) -> None:
