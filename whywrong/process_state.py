@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -50,6 +50,11 @@ def process_wide(*settings: AbstractContextManager[None]) -> Iterator[None]:
         for setting in settings:
             stack.enter_context(setting)
         yield
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """What torch.compile has compiled runs as it is written. Nothing is, where torch's compiler was never imported."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager

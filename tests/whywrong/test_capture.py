@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from whywrong import capture, golden, localise, step
+from whywrong import Trace, capture, golden, localise, step
 from whywrong.errors import UsageError
 
 
@@ -174,6 +174,24 @@ def test_a_result_of_another_shape_when_looked_at_is_reported():
     assert capture(Longer(), torch.ones(3)).about["observer"].startswith("differs when nothing is captured: output")
 
 
+@pytest.mark.parametrize("result", [None, 3.0])
+def test_what_gives_no_tensor_is_refused_though_it_computes(result):
+    def computes(x):
+        x.exp().sum()
+        return result
+
+    with pytest.raises(UsageError, match="capture: expected a result with a tensor, got none"):
+        capture(computes, torch.ones(3))
+
+
+def test_what_another_tool_calls_its_observer_is_shown_as_it_is():
+    model, x = block(), torch.ones(3, 8)
+    trace = capture(model, x)
+    other = Trace({name: trace[name] for name in trace.names}, {"observer": "hooks 1.2"})
+    assert not any("uncaptured" in note for note in localise(other, golden(model, x)).notes)
+    assert other.texts == {"observer": "hooks 1.2"}
+
+
 def test_a_report_says_that_what_was_captured_is_not_what_runs():
     report = localise(capture(Shy(), torch.ones(3)), golden(Shy(), torch.ones(3)))
     (note,) = [note for note in report.notes if "uncaptured" in note]
@@ -217,6 +235,35 @@ def test_a_model_with_steps_is_compiled_whole(graphs):
     compiled = torch.compile(model, backend=graphs.backend, fullgraph=True)
     assert torch.equal(compiled(x), model(x))
     assert len(graphs) == 1
+    trace = capture(compiled, x)
+    assert trace.names == capture(model, x).names
+    assert trace.about["observer"] == "none"
+    assert torch.equal(compiled(x), model(x))
+    assert len(graphs) <= 2, "once more where gradients are wanted"
+
+
+class Forwarding(nn.Module):
+    """Has all attributes of the module inside, as adapters of others do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x):
+        return self.inner(x).tanh()
+
+
+def test_a_wrapper_of_a_compiled_model_has_its_result(graphs):
+    x = torch.randn(4, 8)
+    compiled = Forwarding(torch.compile(Stepped(), backend=graphs.backend))
+    assert capture(compiled, x).names == capture(Forwarding(Stepped()), x).names
+    assert "output" in golden(compiled, x).names
 
 
 def test_a_compiled_model_has_the_names_of_the_model(graphs):

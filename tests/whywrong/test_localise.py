@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, process_state, step
-from whywrong.checking import with_program
+from whywrong.checking import rounding, with_program
 from whywrong.checking.localise import WIDENED
 from whywrong.checking.updates import sample
 from whywrong.checking.with_program import AS_GOLDEN, ROUNDED
@@ -1115,6 +1116,39 @@ def test_a_gpus_steps_are_checked_where_they_are(whole):
     y = torch.softmax(x, -1)
     assert localise({"x": x, "y": y, "z": y.sum(0)}, exact, precision=FLOAT32).first is None
     assert localise({"x": x, "y": y * 1.0001, "z": y.sum(0)}, exact, precision=FLOAT32).first == "y"
+
+
+@pytest.mark.parametrize("batch", [1, 1 << 20])
+def test_what_follows_in_the_order_of_memory_is_checked_in_it(batch, monkeypatch):
+    """A step that is large is simulated alone, with errors of the strides of what errs."""
+    monkeypatch.setattr(rounding, "BATCH", batch)
+
+    def strided(x):
+        return {"y": (x.t() * 1.1).as_strided((30, 20), (20, 1)) * 1.3}
+
+    x = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    y = strided(x)["y"]
+    recorded = golden(strided, x=x)
+    assert localise({"x": x, "y": y}, recorded, precision=FLOAT32).first is None
+    y[3, 4] += 1e-4
+    assert localise({"x": x, "y": y}, recorded, precision=FLOAT32).first == "y"
+
+
+def test_a_function_of_whole_numbers_has_the_error_of_its_argument():
+    """exp(n) as 2^(n log2 e), as compilers of GPU kernels have it."""
+    n = torch.arange(1, 80)
+    y = torch.exp2(n.float() * math.log2(math.e))
+    assert localise({"n": n, "y": y}, golden(lambda n: {"y": n.exp()}, n=n), precision=FLOAT32).first is None
+
+
+@pytest.mark.parametrize("start", [1.0, 2.0**26, 2.0**40])
+def test_the_error_of_a_function_follows_its_value_however_large(start):
+    x = start + torch.arange(64, dtype=torch.float64) / 64.0
+    exact = SimpleNamespace(device=torch.device("cpu"))
+    torch.manual_seed(0)
+    error = rounding.Rounding(exact)._function_error(x.expand(1000, 64), 1e-3) / x - 1.0
+    by_value = float(error.mean(0).std())
+    assert 0.7 < by_value / (1e-3 / 3.0) < 1.3, "a third of the variance, uniform"
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

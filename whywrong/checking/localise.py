@@ -23,7 +23,7 @@ from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, guess, repres
 from whywrong.errors import UsageError, did_you_mean
 from whywrong.process_state import SMALL, few_threads
 from whywrong.recording.golden import GRADIENT, Golden
-from whywrong.recording.steps import NO_EFFECT, Trace, as_trace
+from whywrong.recording.steps import DIFFERS, Trace, as_trace
 from whywrong.tables import to_stderr
 
 TRACE_FALSE_POSITIVES = 1e-3
@@ -94,7 +94,7 @@ def localise(
         result.notes += hidden(golden, steps, earlier(golden, steps.names))
         result.findings = by_rank(golden, steps, result.findings)
         result.notes += [trace.note] * bool(trace.note) + notes + _narrower(steps, result)
-        if (effect := str(trace.about.get("observer", NO_EFFECT))) != NO_EFFECT:
+        if (effect := trace.texts.get("observer", "")).startswith(DIFFERS):
             result.notes.append(f"what was captured is not what runs uncaptured: {effect}; {UNCAPTURED}")
     gradients = {name for name in result.findings if name.startswith(GRADIENT)}
     if gradients and gradients.isdisjoint(steps.names):

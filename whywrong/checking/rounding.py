@@ -494,8 +494,9 @@ def _uniform(x: Tensor, low: float, high: float) -> Tensor:
     if x.is_cuda:
         return torch.empty_like(x, dtype=torch.float64).uniform_(low, high)
     raw = np.random.SFC64(int(torch.randint(2**62, ()))).random_raw(x.numel() // 2 + 1)
-    bits = torch.from_numpy(raw.view(np.int32)[: x.numel()]).view(x.shape)
-    return bits.double().mul_((high - low) * 2.0**-32).add_((low + high) / 2.0)
+    found = torch.empty_like(x, dtype=torch.float64)  # in the order of x in memory, which as_strided sees
+    found.as_strided((x.numel(),), (1,)).copy_(torch.from_numpy(raw.view(np.int32)[: x.numel()]))
+    return found.mul_((high - low) * 2.0**-32).add_((low + high) / 2.0)
 
 
 def _sample_by_value(x: Tensor) -> Tensor:
@@ -582,8 +583,7 @@ class Rounding:
         if cut := self.exact.cut.get(node.id):
             args = [self._cut(a, precision) if inexact else a for a, inexact in zip(args, cut, strict=True)]
         if op in _ARGUMENT:
-            common = 1.0 + self._common_error(u)
-            args = [_map_real(lambda x: self.jitter(x, u).mul_(common), args[0]), *args[1:]]
+            args = [_map_real(lambda x: self.jitter(x, u), args[0]) * (1.0 + self._common_error(u)), *args[1:]]
         if node.id in self.exact.perturbed:
             args = tree_map_only(Tensor, lambda x: self._perturbed(node, args, x, max(u, storage_unit)), args)
         out = self._with_literals(node, args, kwargs)
@@ -696,7 +696,7 @@ class Rounding:
         """
         share = u / 3.0**0.5
         by_value = (2.0 * torch.rand(HASH_BINS, dtype=torch.float64, device=x.device) - 1.0) * (share * self.scale)
-        values = (x * HASH_BINS).floor_().int().bitwise_and_(HASH_BINS - 1)  # NaN has some value, and stays NaN
+        values = (x * HASH_BINS).floor_().long().bitwise_and_(HASH_BINS - 1)  # NaN has some value, and stays NaN
         error = (by_value + self._common_error(share) + 1.0)[values]
         return error.add_(self._sample(x, -share * self.scale, share * self.scale)).mul_(x)
 

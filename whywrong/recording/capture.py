@@ -17,7 +17,7 @@ from whywrong.errors import UsageError
 from whywrong.process_state import process_wide
 from whywrong.recording.golden import with_backward
 from whywrong.recording.recorder import Watcher, unique
-from whywrong.recording.steps import NO_EFFECT, Trace
+from whywrong.recording.steps import DIFFERS, NO_EFFECT, Trace
 from whywrong.recording.watching import check_subject, leaves_of, path_of, run_watched, snapshot
 from whywrong.torch_private import _reparametrize_module
 
@@ -78,15 +78,15 @@ def observed_steps(
             if watch:
                 seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
             result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
-        if watch and not last:
+        if watch and all("/" in name for name in last):  # operations alone
             raise UsageError("capture: expected a result with a tensor, got none")
         return seen, result
 
     with process_wide():  # the generator, and the module's hooks and buffers, are the same for all threads
         seen = with_backward(lambda differentiate: run(differentiate, True), subject, loss)
-        plain = with_backward(lambda differentiate: run(differentiate, False), subject, loss)
+        plain = {} if grafts else with_backward(lambda differentiate: run(differentiate, False), subject, loss)
     differ = [name for name, value in plain.items() if name not in seen or not same_bits(value, seen[name])]
-    about = {"observer": NO_EFFECT if not differ else f"differs when nothing is captured: {', '.join(differ)}"}
+    about = {"observer": NO_EFFECT if not differ else f"{DIFFERS}{', '.join(differ)}"}
     declared: dict[str, Any] = {"accumulate": guess([x.dtype for x in seen.values()]).accumulate, "eager": True}
     declared |= {"steps": narrow} if narrow else {}
     return Trace(seen, about | {"precision": declared})

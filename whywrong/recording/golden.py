@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -340,8 +339,6 @@ def _run(reference: Any, inputs: Any, named: dict[str, Any], loss: Any, as_writt
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with process_wide(), torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for mode in () if as_written else (_AsInFloat32(), float64_by_default()):
             stack.enter_context(mode)
         subject = copy.deepcopy(reference) if isinstance(reference, torch.nn.Module) else reference

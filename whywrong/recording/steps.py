@@ -21,8 +21,8 @@ from whywrong.files import complete_file
 Read = Callable[[], Any]
 OUTPUT = "output"
 """The name of a reference's result; the parts of a function's dict have names of their own."""
-NO_EFFECT = "none"
-"""What a capture's `observer` says where a run without it gives the same bits; else it says what differs."""
+NO_EFFECT, DIFFERS = "none", "differs when nothing is captured: "
+"""What a capture's `observer` says where a run without it gives the same bits, and where not, before what differs."""
 
 ABOUT = {"order": list, "steps": dict, "precision": dict}
 """Metadata that are read, and what their JSON is; what else there is, is shown."""
@@ -96,11 +96,12 @@ class Trace:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Free text of the file, but not what the observer changed, of which :func:`whywrong.localise` has a note."""
+        """Free text of the file, but not that the observer changed nothing."""
         steps = self.about.get("steps", {})
         others = sorted({str(key) for about in steps.values() for key in about if key not in ABOUT_STEP})
         texts = {"steps": f"{', '.join(others)}: not read"} if others else {}
-        return texts | {key: str(value) for key, value in self.about.items() if key not in (*ABOUT, "observer")}
+        said = {key: str(value) for key, value in self.about.items() if key not in ABOUT}
+        return texts | {key: text for key, text in said.items() if (key, text) != ("observer", NO_EFFECT)}
 
     def step_metadata(self, name: str) -> Mapping[str, Any]:
         """What the metadata says of one step, by :data:`ABOUT_STEP`; empty where it says nothing."""

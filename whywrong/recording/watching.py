@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whywrong.comparing.comparison import as_tensor, real
 from whywrong.errors import UsageError
+from whywrong.process_state import uncompiled
 from whywrong.recording.recorder import BACKWARD, OnStep, Watcher, instead_of, listening
 from whywrong.recording.steps import OUTPUT
 from whywrong.torch_private import _disable_current_modes
@@ -89,7 +90,7 @@ def run_watched(
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
     with ExitStack() as stack, watcher or nullcontext(), listening(on_step, watcher) if watcher else nullcontext():
-        for handle in handles:
+        for handle in (uncompiled(), *handles) if watcher else ():
             stack.enter_context(handle)
         arguments = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
         output = subject(*list(arguments.values())[: len(inputs)], **{name: arguments[name] for name in named})
@@ -147,7 +148,7 @@ def path_of(name: str) -> str:
 
 
 def _hooks(module: torch.nn.Module, watcher: Watcher, on_step: OnStep) -> list[Any]:
-    names, paths = {part: path_of(name) for name, part in module.named_modules() if not hasattr(part, COMPILED)}, [""]
+    names, paths = {part: path_of(name) for name, part in module.named_modules() if COMPILED not in part._modules}, [""]
 
     def enter(part: torch.nn.Module, _inputs: Any) -> None:
         paths.append(names[part])

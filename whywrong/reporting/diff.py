@@ -109,7 +109,8 @@ class Report:
     def __str__(self) -> str:
         shown = self.shown
         lines = [shown.assumed, *shown.notes]
-        lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items()]
+        texts = {key: text for key, text in self.texts.items() if not any(text in note for note in shown.notes)}
+        lines += [f"{key}, as the files have it: {text[:200]}" for key, text in texts.items()]
         lines += [] if any(f.separated for f in shown.findings.values()) else [NOT_SEPARATED_NOTE]
         if len(self.runs) > 1:
             runs = f"shown: {self.short(self.run)}, of {len(self.runs)} runs"
