@@ -6,6 +6,7 @@ from torch import nn
 
 from whywrong import Trace, capture, golden, localise, step
 from whywrong.errors import UsageError
+from whywrong.reporting.diff import Report
 
 
 def block():
@@ -198,6 +199,9 @@ def test_a_report_says_that_what_was_captured_is_not_what_runs():
     assert note.startswith(
         "what was captured is not what runs uncaptured: differs when nothing is captured: output, grad:input.0; "
     )
+    printed = str(Report({"shy": report}, {}, {"observer": capture(Shy(), torch.ones(3)).about["observer"], "by": "e"}))
+    assert printed.count("differs when nothing is captured") == 1
+    assert "by, as the files have it: e" in printed
     quiet = localise(capture(block(), torch.ones(3, 8)), golden(block(), torch.ones(3, 8)))
     assert not any("uncaptured" in note for note in quiet.notes)
 

@@ -142,9 +142,7 @@ def test_a_function_takes_its_steps_from_whywrong_step():
     recorded = golden(reference, x, w)
     assert graft(port, recorded, "p#2").heals == "all"
     assert graft(port, recorded, "p#2").others == []
-    assert not any("uncaptured" in note for note in graft(port, recorded, "p#2").report.notes), (
-        "what was put in is known"
-    )
+    assert not any("uncaptured" in note for note in graft(port, recorded, "p#2").report.notes)
     assert graft(port, recorded, "p").heals == "none"
     named = golden(reference, x=x, w=w)
     assert graft(port, named, "p#2").heals == "all"

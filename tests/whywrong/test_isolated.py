@@ -71,9 +71,7 @@ def test_a_kernel_runs_in_a_process_that_imports_it(imported):
 @pytest.mark.gpu
 def test_a_gpu_kernel_that_ends_or_hangs_is_a_failure_and_cuda_works_afterwards(monkeypatch):
     monkeypatch.setattr("whywrong.fuzzing.fuzz.HANGING_SECONDS", 15.0)  # a context of CUDA is made meanwhile
-    monkeypatch.setattr(
-        "whywrong.fuzzing.fuzz.SHRINKING_SECONDS", 90.0
-    )  # and one for each failure that is made smaller
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", 90.0)  # and another for each smaller failure
     given = {"x": EXAMPLE["x"].cuda()}
     assert whywrong.fuzz(twice, twice, given, **QUICK).passed
     few = QUICK | {"most": 16}

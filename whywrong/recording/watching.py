@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -89,9 +89,9 @@ def run_watched(
     """
     module = isinstance(subject, torch.nn.Module)
     handles = _hooks(subject, watcher, on_step) if module and watcher is not None else []
-    with ExitStack() as stack, watcher or nullcontext(), listening(on_step, watcher) if watcher else nullcontext():
-        for handle in (uncompiled(), *handles) if watcher else ():
-            stack.enter_context(handle)
+    with ExitStack() as stack:
+        for context in (watcher, listening(on_step, watcher), uncompiled(), *handles) if watcher is not None else ():
+            stack.enter_context(context)
         arguments = _replaced("", _arguments(inputs, named), lambda name, _: _writable(leaves[name]))
         output = subject(*list(arguments.values())[: len(inputs)], **{name: arguments[name] for name in named})
         if not handles:  # else its hook has reported them

@@ -25,7 +25,7 @@ from whywrong.errors import UsageError
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.golden import load
 from whywrong.recording.shards import check_patterns
-from whywrong.recording.steps import Trace
+from whywrong.recording.steps import DIFFERS, Trace
 from whywrong.tables import Table, number, printable
 
 NOT_SEPARATED_NOTE = "own and inherited errors are not separated: that needs a recorded golden, by whywrong.golden"
@@ -109,8 +109,10 @@ class Report:
     def __str__(self) -> str:
         shown = self.shown
         lines = [shown.assumed, *shown.notes]
-        texts = {key: text for key, text in self.texts.items() if not any(text in note for note in shown.notes)}
-        lines += [f"{key}, as the files have it: {text[:200]}" for key, text in texts.items()]
+        said = [
+            key for key, text in self.texts.items() if text.startswith(DIFFERS) and any(text in n for n in shown.notes)
+        ]
+        lines += [f"{key}, as the files have it: {text[:200]}" for key, text in self.texts.items() if key not in said]
         lines += [] if any(f.separated for f in shown.findings.values()) else [NOT_SEPARATED_NOTE]
         if len(self.runs) > 1:
             runs = f"shown: {self.short(self.run)}, of {len(self.runs)} runs"
