@@ -160,7 +160,7 @@ def embedding_times(path: Path) -> Table:
         if row["kernel_name"] == "bert_embedding" and row["metric_name"] == metric:
             providers = cases.setdefault(row["x_value"], {})
             providers.setdefault(row["kernel_provider"], []).append(f"{float(row['y_value_50']):.0f}")
-    title = f"recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp'][:10]}{age(path)}"
+    title = f"recorded on {bench.recorded_on(rows)}{age(path)}"
     names = list(next(iter(cases.values())))  # in other cases they were timed in another order
     shown = [(case, *(" / ".join(providers[name]) for name in names)) for case, providers in cases.items()]
     return Table(("batch x length, ids, type", *names), shown, title=title)

@@ -70,7 +70,7 @@ def step_times(path: Path) -> Table | None:
     names = ("step_ms", "bytes_per_second", "share_of_peak", "share_of_peak_lingua")
     shown = [(key[1], *(value.get(name) for name in names)) for key, value in values.items() if "step_ms" in value]
     age = ", by an earlier version of the code" if f"data/benchmarks/{path.name}" in stale() else ""
-    title = f"A training step, recorded on {rows[0]['gpu_name']}, {rows[0]['timestamp']} UTC{age}"
+    title = f"A training step, recorded on {bench.recorded_on(rows)} UTC{age}"
     columns = ("provider", "ms", "bytes a second", f"share of {PEAK / 1e12:.0f} TFLOP/s", "the same, Lingua's count")
     return Table(columns, shown, title=title)
 

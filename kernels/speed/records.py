@@ -75,15 +75,6 @@ def cases(name: str) -> list[Case]:
     return [case for case in found.values() if case.ours and case.others]
 
 
-def recorded_on(rows: Sequence[dict[str, str]]) -> str:
-    """The cards of rows, each with its dates in UTC: the first and the last where they differ."""
-    words = []
-    for card in dict.fromkeys(row["gpu_name"] for row in rows):
-        days = sorted(row["timestamp"][:10] for row in rows if row["gpu_name"] == card)
-        words.append(f"{card}, {' to '.join(dict.fromkeys((days[0], days[-1])))}")
-    return "; ".join(words)
-
-
 def mode(row: dict[str, str]) -> str:
     """The mode of a row, to be said behind its size; nothing for a forward pass."""
     return "" if row["kernel_operation_mode"] == "forward" else f", {row['kernel_operation_mode']}"
@@ -97,7 +88,7 @@ def table(all_cases: Sequence[Case]) -> Table:
         if some:
             faster = sum(case.slower_by < 1.0 for case in some)
             worst, best = max(case.slower_by for case in some), min(case.slower_by for case in some)
-            where = recorded_on([case.row for case in some])
+            where = bench.recorded_on([case.row for case in some])
             rows.append((words, where, f"{faster} of {len(some)}", f"{best:.2f} to {worst:.2f}"))
     columns = ("benchmark", "recorded on", "ours is fastest in", "time of ours over the fastest baseline's")
     return Table(columns, rows)

@@ -236,6 +236,14 @@ def read(path: Path) -> list[dict[str, str]]:
     return [row for some in runs.values() for row in some[max(some)]]
 
 
+def recorded_on(rows: Sequence[dict[str, str]]) -> str:
+    """The cards of rows, each with its dates in UTC: the first and the last where they differ."""
+    days = defaultdict[str, list[str]](list)
+    for row in sorted(rows, key=itemgetter("timestamp")):
+        days[row["gpu_name"]].append(row["timestamp"][:10])
+    return "; ".join(f"{card}, {' to '.join(dict.fromkeys((some[0], some[-1])))}" for card, some in days.items())
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = [*csv.reader(file)] or [[]]

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.speed.records import recorded_on
 from labkit.bench import timing as bench
 from labkit.session.catalogue import ROOT
 from labkit.session.device import Device
@@ -65,8 +64,8 @@ def test_a_benchmark_is_added_to_what_was_recorded_before(tmp_path, monkeypatch)
     rows = bench.read(path)
     errors = [(row["x_value"], float(row["y_value_50"])) for row in rows if row["metric_name"] == "max_abs_error"]
     assert errors == [("4", 0.0), ("8", pytest.approx(5e-13, rel=1e-3))], "in the order in which they first appear"
-    assert recorded_on(rows) == "B, 2026-01-02; A, 2026-01-03"
-    assert recorded_on([row | {"gpu_name": "A"} for row in rows]) == "A, 2026-01-02 to 2026-01-03"
+    assert bench.recorded_on(rows) == "B, 2026-01-02; A, 2026-01-03"
+    assert bench.recorded_on([row | {"gpu_name": "A"} for row in rows]) == "A, 2026-01-02 to 2026-01-03"
     assert len(path.read_text().splitlines()) == 1 + 4 * 3, "four runs of a case, with two errors and a time each"
 
 
