@@ -149,6 +149,33 @@ def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monke
     assert (found.verdict, found.causes[0].kind) == ("cause", kind), found
 
 
+def test_slices_are_a_program_of_their_own_with_the_bounds_of_the_whole(attention):
+    """q is taken of some tokens of a list of three that is made whole, and k and v of all."""
+    some = slices.sampled(attention, torch.ones(2, 40, 32, dtype=torch.bool))
+    alone, whole = some.alone(), attention.mutated({})
+    assert alone.names == ["x", "gain", "w", "x, slices", "output"]
+    assert torch.allclose(alone["output"], some.of(whole["output"]), 1e-12, 1e-12)
+    assert torch.equal(alone["x, slices"], some.of(alone["x"])), "what is taken in both forms"
+    precision = whywrong.Precision(storage="float32")
+    few, every = (whywrong.bounded(golden, precision=precision).step("output").bound for golden in (alone, whole))
+    ratio = few.noise / some.of(torch.as_tensor(every.noise))
+    assert 0.8 < float(ratio.median()) < 1.25
+    assert alone.program.largest(range(len(alone.program.nodes))) < whole.program.largest(
+        range(len(whole.program.nodes))
+    )
+
+
+@pytest.mark.parametrize(("off", "causes"), [(0.0, 1), (100.0, 0)])
+def test_what_explains_the_slices_has_to_explain_the_rest(off, causes, rng, monkeypatch):
+    """One element of a token that is in no slice is wrong by itself."""
+    monkeypatch.setattr(slices, "LARGE", 0)
+    x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((2, 40, 32), (32, 96), (32,)))
+    observed = {"x": x, "w": w, "gain": gain, "output": tanh(x, w, gain)}
+    observed["output"][1, 3, 5] += off
+    found = whywrong.explain(observed, whywrong.golden(block, x=x, w=w, gain=gain), seconds=6.0)
+    assert len(found.causes) == causes, found
+
+
 def test_what_is_left_out_between_two_values_has_the_kind_of_its_last_operation():
     x = torch.linspace(0.1, 2.0, 12).view(3, 4)
     part = part_of(lambda x: ((x.tanh() + 1.0).exp() * 3.0).sqrt(), x=x)

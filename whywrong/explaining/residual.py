@@ -57,10 +57,17 @@ class Residual:
 
     def cost(self, off: Tensor) -> float:
         """What it takes to say, in bits, by how much elements are `off`: nothing of one that is off by noise."""
+        return self.costs(off[None])[0]
+
+    def costs(self, off: Tensor) -> list[float]:
+        """The same of several, along the first dimension."""
+        n = off[0].numel()
+        several = off.reshape(len(off), n)
         if self.allowed is None:
-            k = int((off > 1.0).sum())
-            return k * math.log2(max(2, self._values)) + bits_of_subset(off.numel(), k)
-        return float((off / self._noise).square_().add_(1.0).log2_().sum()) / 2.0
+            wrong = (several > 1.0).sum(1).tolist()
+            return [k * math.log2(max(2, self._values)) + bits_of_subset(n, k) for k in wrong]
+        noise = self._noise.flatten()
+        return ((several / noise).square_().add_(1.0).log2_().sum(1) / 2.0).tolist()
 
     def left(self, off: Tensor, explained: float) -> tuple[Tensor, Region] | None:
         """How far off all is if the observed is a value in a region and the reference elsewhere, and that region.

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from operator import attrgetter, itemgetter
@@ -50,7 +50,7 @@ from whywrong.explaining.partly import (
     twins,
 )
 from whywrong.explaining.residual import FARTHEST, Residual
-from whywrong.explaining.slices import large, sampled
+from whywrong.explaining.slices import Slices, large, sampled
 from whywrong.explaining.solved import PER_NUMBER, Equation, unknowns
 from whywrong.process_state import few_threads
 from whywrong.recording.golden import GRADIENT, Golden
@@ -255,6 +255,15 @@ class _Candidate(NamedTuple):
         return replace(m, kind=kind, says=f"{m.says}, but only {words}") if words else m
 
 
+class _OnSlices(NamedTuple):
+    """What a mutation gives on slices: whether these are nearer to those observed than the reference's, or some that
+    were far off are near; whether they differ from the reference's; and by how much in the sample."""
+
+    promising: bool
+    differs: bool
+    error: Tensor
+
+
 class _Search:
     """The search for why one step is wrong. What it finds goes into `result`; nothing else changes."""
 
@@ -431,21 +440,30 @@ class _Search:
                 self.progress(f"explain: {self._result.tried} mutations tried")
                 if self._late(self._until):
                     return
-                for mutation, there in zip(group, [None] if alone else self._on_slices(group), strict=True):
-                    if there is None and not alone:
+                found = [None] if alone else self._on_slices(group)
+                for mutation, judged in zip(group, self._judged(found), strict=True):
+                    if judged is None and not alone:
                         whole[id(mutation)] = mutation
-                    elif there is not None and not self._promising(there):
+                    elif judged is not None and not judged.promising:
                         self._result.tried += 1
-                        if usual and not torch.equal(there, self._sample.reference):
-                            self._rows.append((mutation, self._error(there, places=self._in_sample)))
+                        if usual and judged.differs:
+                            self._rows.append((mutation, judged.error))
                     elif (value := self._value(mutation)) is not None:
                         yield mutation, value
 
-    def _promising(self, there: Tensor) -> bool:
-        """Whether slices are nearer to those observed than the reference's, or some that were far off are near."""
-        off, was = self._sample.distance(there), self._sample
-        mended = (off <= EXPLAINED) & (was.off > EXPLAINED)
-        return was.cost(off) < was.half or float(mended[was.wrong].double().mean()) >= MENDED
+    def _judged(self, found: Sequence[Tensor | None]) -> list[_OnSlices | None]:
+        """What slices tell, those of several mutations at once."""
+        some = [x for x in found if x is not None]
+        if not some or len({x.dtype for x in some}) > 1:
+            return [self._judged([x])[0] if x is not None else None for x in found] if some else [None] * len(found)
+        values, was = torch.stack(some), self._sample
+        off = was.distance(values)
+        mended = ((off <= EXPLAINED) & (was.off > EXPLAINED))[:, was.wrong].double().mean(1).tolist()
+        promising = [cost < was.half or share >= MENDED for cost, share in zip(was.costs(off), mended, strict=True)]
+        differs = (values != was.reference).flatten(1).any(1).tolist()
+        errors = [self._error(x, places=self._in_sample) for x in values.cpu()]
+        told = map(_OnSlices, promising, differs, errors)
+        return [None if x is None else next(told) for x in found]
 
     def _on_slices(self, group: list[Mutation]) -> list[Tensor | None]:
         """What mutations of the same operations give on the slices, at once; each half where they cannot be run so."""
@@ -549,9 +567,22 @@ class _Search:
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
             program = self._part.mutated(edits)
-            found = localise(seen, program, precision=rules or self._rules).findings[self._step]
-            return None if found.wrong or found.own is None else found.own.bound_used
+            if self._slices is not None and not region.words:  # these first; they are enough where all is near
+                some = self._checked(*self._alone(program, self._slices), rules)
+                if some is None or float(self._residual.distance(self._part.value(edits).cpu()).max()) <= 1.0:
+                    return some
+            return self._checked(program, seen, rules)
         return None
+
+    def _alone(self, program: Golden, slices: Slices) -> tuple[Golden, Trace]:
+        """The slices of a mutated program, and what was observed of them."""
+        golden = Slices(Part(program, self._seen, self._step), slices.dim.dim, slices.places).alone()
+        steps = {name: golden[name] for name in golden.names}
+        return golden, Trace(steps | {self._step: slices.of(self._seen.read(self._step))})
+
+    def _checked(self, program: Golden, seen: Trace, rules: Precision | None) -> float | None:
+        found = localise(seen, program, precision=rules or self._rules).findings[self._step]
+        return None if found.wrong or found.own is None else found.own.bound_used
 
     def _nearest(self) -> Cause | None:
         """What saves most bits of all that was refused, where it saves half."""
@@ -908,12 +939,12 @@ class _Search:
         for narrower in (n for n in NARROWER_PRODUCTS if not self._late(self._last)):
             declared = {**self._rules.steps.get(self._step, {}), "products": narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
-            share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)
-            bound = (
-                bounded(self._part.mutated({}), precision=rules).step(self._step).bound if share is not None else None
-            )
+            bound = bounded(self._part.mutated({}), precision=rules).step(self._step).bound
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
-            if share is not None and noise / 8.0 <= off <= 2.0 * noise:
+            if not noise / 8.0 <= off <= 2.0 * noise:
+                continue
+            share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)
+            if share is not None:
                 says = f"consistent with: fewer digits than declared (products={narrower})"
                 return [Cause("precision", says, self._part.nodes[self._part.target].site, share)]
         return []

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from whywrong.errors import collected
 from whywrong.explaining.on_device import LOOKUPS, on
 from whywrong.explaining.part import Edit, Part
 from whywrong.process_state import float64_by_default
+from whywrong.recording.golden import Golden
 from whywrong.recording.operations import UNCHECKED
-from whywrong.recording.program import Node, call, filled, references
+from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, call, filled, references
 from whywrong.torch_private import tree_leaves, tree_map, tree_map_only
 
 Tensor = torch.Tensor
@@ -57,11 +59,12 @@ class Slices:
 
     def __init__(self, part: Part, dim: int, places: Tensor) -> None:
         self._part, self._values = part, part.values
-        self._places, self._length = places, part.nodes[part.target].shape[dim]
+        self.places, self._length = places, part.nodes[part.target].shape[dim]
         self.dim = Along(dim)
         self._along: dict[int, Along | None] = {part.target: self.dim}
         self._takes: dict[int, Ways] = {}
         self._known: dict[tuple[int, Along], Any] = {}
+        self._known_at: dict[Along, Tensor] = {}
         generator = torch.Generator(part.device).manual_seed(0)
         for i in reversed(part.program.cone([part.target], ())):
             node, along, ways = part.nodes[i], self._along[i], None
@@ -76,12 +79,12 @@ class Slices:
     @property
     def work(self) -> float:
         """What is computed for the slices, as :func:`_work` counts."""
-        share = len(self._places) / self._length
+        share = len(self.places) / self._length
         return sum(_work(self._part, i) * (share if along else 1.0) for i, along in self._along.items())
 
     def time(self, edits: Iterable[int], n: int) -> float:
         """What `n` mutations of these operations take at once, in elements."""
-        share, time = len(self._places) / self._length, 0.0
+        share, time = len(self.places) / self._length, 0.0
         for i in (i for i in self._part.downstream(*edits) if i in self._along):
             work = _work(self._part, i)
             time += n * work * share + LAUNCH if self._along[i] else n * (work + LAUNCH)
@@ -100,6 +103,44 @@ class Slices:
         """How many mutations of these operations run at once."""
         sizes = [math.prod(self._part.nodes[i].shape) for i in edits]
         return max(1, min(TOGETHER, MOST_TOGETHER // max(1, sum(sizes))))
+
+    def alone(self) -> Golden:
+        """The slices as a program of their own, which takes as many times less to simulate. Its steps are this part's,
+        and what is taken in slices and whole is one in each form."""
+        part, program, number = self._part, Program(), dict[tuple[int, Along | None], int]()
+
+        def add(node: Node, of: int, value: Any = None) -> int:
+            program.nodes.append(replace(node, id=len(program.nodes), shape=()))
+            program.values |= {program.nodes[-1].id: value} if node.func in (INPUT, CONSTANT) else {}
+            program.inside |= {program.nodes[-1].id} if of in part.program.inside else set()
+            return program.nodes[-1].id
+
+        def taken(p: int, along: Along | None) -> Ref:
+            if (p, along) not in number and p in part.given:
+                value = self._values[p] if along is None else self._cut(self._values[p], along)
+                number[p, along] = add(part.nodes[p], p, value)
+            elif (p, along) not in number and along is not None:  # of what is computed whole
+                at = Ref(add(Node(0, CONSTANT), p, self._at(along)))
+                cut = torch.ops.aten.index_select.default
+                number[p, along] = add(
+                    Node(0, cut, (Ref(number[p, None]), along.dim, at), dtype=part.nodes[p].dtype), p
+                )
+            return Ref(number[p, along])
+
+        for i in (i for i in part.program.cone([part.target], ()) if i not in part.given):
+            (ways, sizes), own = self._takes[i], self._along[i]
+            if part.nodes[i].op == ITEM and self._along[part.nodes[i].parents[0]] is None:  # a tuple is not cut
+                ways, own = dict.fromkeys(ways), None
+            refs = {p: taken(p, along) for p, along in ways.items()}
+            node = self._sized(part.nodes[i], sizes, 1)
+            kwargs = {key: filled(item, refs) for key, item in node.kwargs.items()}
+            number[i, own] = add(replace(node, args=(*filled(node.args, refs),), kwargs=kwargs), i)
+        last = taken(part.target, self.dim).id
+        given = [(part.names[p], along, k) for (p, along), k in number.items() if p in part.given and p in part.names]
+        whole = {name for name, along, _ in given if along is None}
+        steps = {f"{name}, slices" if along and name in whole else name: k for name, along, k in given}
+        program.run(range(len(program.nodes)), {}, (), seen=partial(_shaped, program))
+        return Golden(program, {**steps, part.names[part.target]: last}, {})
 
     @float64_by_default()
     def values(self, group: Sequence[Mapping[int, Edit]]) -> list[Any] | None:
@@ -180,9 +221,15 @@ class Slices:
 
         return [tree_map_only(Tensor, partial(part, k), x) for k in range(n)] if n > 1 else [x]
 
+    def _at(self, along: Along) -> Tensor:
+        """The places of the slices."""
+        if along not in self._known_at:
+            at = torch.arange(along.outer)[:, None, None] * self._length + self.places[:, None]
+            self._known_at[along] = (at * along.inner + torch.arange(along.inner)).flatten().to(self._part.device)
+        return self._known_at[along]
+
     def _cut(self, x: Any, along: Along) -> Any:
-        at = torch.arange(along.outer)[:, None, None] * self._length + self._places[:, None]
-        at = (at * along.inner + torch.arange(along.inner)).flatten()
+        at = self._at(along)
 
         def cut(x: Tensor) -> Tensor:
             if x.ndim <= along.dim or x.shape[along.dim] != along.outer * self._length * along.inner:
@@ -227,7 +274,7 @@ class Slices:
             return node
         args = [list(arg) if isinstance(arg, (list, tuple)) else arg for arg in node.args]
         for k, j in sizes:
-            args[k][j] = args[k][j] // self._length * len(self._places) * n
+            args[k][j] = args[k][j] // self._length * len(self.places) * n
         return Node(node.id, node.func, tuple(args), node.kwargs, node.shape, node.dtype, node.site)
 
 
@@ -249,6 +296,12 @@ def sampled(part: Part, wrong: Tensor) -> Slices | None:
 def large(part: Part) -> bool:
     """Whether a run of a step takes long, so that it is sampled, and stays on a GPU."""
     return _whole(part) >= LARGE and UNCHECKED.keys().isdisjoint(node.op for node in part.nodes)
+
+
+def _shaped(program: Program, i: int, value: Any) -> Any:
+    """Note the shape of what an operation gave."""
+    program.nodes[i].shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+    return value
 
 
 def _needs(node: Node, edit: Edit) -> set[int]:
