@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -34,7 +34,8 @@ class Residual:
         inputs: Mapping[int, Sequence[tuple[str, Tensor]]],
     ) -> None:
         self.observed, self.reference, self.allowed, self.inputs = observed, reference, allowed, inputs
-        relative = torch.as_tensor(noise, dtype=torch.float64) / allowed if allowed is not None else torch.ones(())
+        self.noise = torch.as_tensor(noise, dtype=torch.float64)
+        relative = self.noise / allowed if allowed is not None else torch.ones(())
         self._noise = relative.nan_to_num(QUIETEST, QUIETEST, QUIETEST).clamp(min=QUIETEST)
         self._values = len(observed.unique()) if allowed is None else 0
         self._finite = allowed is not None and not bool((observed - allowed).isnan().any() | observed.isinf().any())
@@ -44,6 +45,11 @@ class Residual:
         self.bits = self.cost(self.off)
         self.half = (self.bits + self.cost(self.off.masked_fill(self.wrong, 0.0))) / 2.0
         """Bits of which a half of what wrong elements take is left."""
+
+    def of(self, change: Callable[[Tensor], Tensor]) -> Residual:
+        """The same of what `change` makes of each tensor: a part of it, or the same elsewhere."""
+        o, v, noise = map(change, (self.observed, self.reference, self.noise.expand(self.observed.shape)))
+        return Residual(o, v, change(self.allowed) if self.allowed is not None else None, noise, {})
 
     def distance(self, value: Tensor) -> Tensor:
         """How far a value of this shape is from what was observed, in tolerances; NaN is at NaN's place."""
@@ -68,6 +74,10 @@ class Residual:
             return [k * math.log2(max(2, self._values)) + bits_of_subset(n, k) for k in wrong]
         noise = self._noise.flatten()
         return ((several / noise).square_().add_(1.0).log2_().sum(1) / 2.0).tolist()
+
+    def improves(self, off: Tensor, explained: float) -> bool:
+        """Whether a value that is `off` leaves less than a half, or explains all that is wrong, as in a region."""
+        return self.cost(off) < self.half or (self._any_wrong and not bool((self.wrong & ~(off <= explained)).any()))
 
     def left(self, off: Tensor, explained: float) -> tuple[Tensor, Region] | None:
         """How far off all is if the observed is a value in a region and the reference elsewhere, and that region.

@@ -288,14 +288,12 @@ class _Search:
         self._candidates, self._refused = list[_Candidate](), 0
         self._alike = Counter[tuple[Any, ...]]()
         self._shares = dict[int, float | None]()
-        self._slices, self._sample = sampled(self._part, self._residual.wrong), self._residual
-        places, (o, v) = torch.arange(self._observed.numel()), (self._observed, self._reference)
-        if self._slices is not None:
-            o, v, noise = (self._slices.of(x) for x in (o, v, torch.as_tensor(noise).expand(o.shape)))
-            allowed = self._slices.of(self._allowed).to(self._part.device) if self._allowed is not None else None
-            o_there, v_there, noise_there = (x.to(self._part.device) for x in (o, v, noise))
-            self._sample = Residual(o_there, v_there, allowed, noise_there, {})
-            places = self._slices.of(places.view(self._observed.shape)).flatten()
+        self._slices = slices = sampled(self._part, self._residual.wrong)
+        self._sample, places = self._residual, torch.arange(self._observed.numel())
+        if slices is not None:
+            self._sample = self._residual.of(lambda x: slices.of(x).to(self._part.device))
+            places = slices.of(places.view(self._observed.shape)).flatten()
+        o, v = self._sample.observed.cpu(), self._sample.reference.cpu()
         self._in_sample = _places(o, v, self._residual.wrong.flatten()[places])
         self._at = places[self._in_sample]
         self._rows = list[tuple[Mutation, Tensor]]()
@@ -444,7 +442,7 @@ class _Search:
                 for mutation, judged in zip(group, self._judged(found), strict=True):
                     if judged is None and not alone:
                         whole[id(mutation)] = mutation
-                    elif judged is not None and not judged.promising:
+                    elif judged is not None and not (judged.promising and self._near(mutation)):
                         self._result.tried += 1
                         if usual and judged.differs:
                             self._rows.append((mutation, judged.error))
@@ -464,6 +462,17 @@ class _Search:
         errors = [self._error(x, places=self._in_sample) for x in values.cpu()]
         told = map(_OnSlices, promising, differs, errors)
         return [None if x is None else next(told) for x in found]
+
+    def _near(self, mutation: Mutation) -> bool:
+        """Whether a mutation may be a candidate on all, of which a GPU's values are not brought to the host for it."""
+        if self._part.device.type == "cpu" or (value := self._value(mutation, there=True)) is None:
+            return True
+        return self._there.improves(self._there.distance(value), EXPLAINED)
+
+    @cached_property
+    def _there(self) -> Residual:
+        """What is left of the whole step, on the part's device."""
+        return self._residual.of(lambda x: x.to(self._part.device))
 
     def _on_slices(self, group: list[Mutation]) -> list[Tensor | None]:
         """What mutations of the same operations give on the slices, at once; each half where they cannot be run so."""
@@ -516,7 +525,9 @@ class _Search:
         if bits < self._residual.bits and left < self._residual.half:
             self._candidates.append(_Candidate(mutation, bits, region, (cost, len(self._candidates))))
 
-    def _value(self, mutation: Mutation, fresh: bool = False, sample: bool = False) -> Tensor | None:
+    def _value(
+        self, mutation: Mutation, fresh: bool = False, sample: bool = False, there: bool = False
+    ) -> Tensor | None:
         """What a mutation gives, or the slices of it; None where it cannot be run, or gives another shape."""
         with collected(self._context.errors, f"{mutation.says} could not be run", DOES_NOT_APPLY):
             slices, like = self._slices, self._observed
@@ -524,7 +535,8 @@ class _Search:
                 value, like = slices.value(mutation.edits), self._sample.observed
             else:
                 value = self._part.value(mutation.edits, self._fresh if fresh else None)
-            return value.to(like.device) if value is not None and value.shape == like.shape else None
+            fits = value is not None and value.shape == like.shape
+            return None if not fits else value if there else value.to(like.device)
         return None
 
     def _fitting(self) -> list[tuple[_Candidate, float]]:
@@ -624,7 +636,7 @@ class _Search:
         for name, v in known:
             if self._late(self._until):
                 return
-            some = v.flatten()[at]
+            some = v.flatten()[at].cpu()
             large = some.abs() > 4.0 * allowed
             if int(large.sum()) < FEWEST_FOR_NOISE:
                 continue
@@ -683,7 +695,7 @@ class _Search:
             there = self._seen_all.read(known) if known in self._seen_all else None
             value = there.to(value) if there is not None and there.shape == value.shape else value
             if i in wanted and isinstance(value, Tensor) and value.is_floating_point():
-                found[i] = value.cpu()
+                found[i] = value
             return value
 
         with collected(self._context.errors, "values at hand could not be computed"), on(self._part.device):
@@ -922,24 +934,27 @@ class _Search:
         to see noise: one of three errors that are anything is as large. Sums in fewer digits are not tried: no case of
         749 needs it, and of 24 errors that are no rounding 4 were taken for it.
         """
-        error = (self._observed - self._reference).nan_to_num(0.0, 0.0, 0.0)
-        value = self._reference.nan_to_num(0.0, 0.0, 0.0)
+        sample, slices = self._sample, self._slices
+        error = (sample.observed - sample.reference).nan_to_num(0.0, 0.0, 0.0)
+        value = sample.reference.nan_to_num(0.0, 0.0, 0.0)
         off = float(error.norm())
 
         def like(x: Tensor, most: float) -> bool:
             return abs(float((error * x).sum())) > most * off * float(x.norm())
 
-        values = self._part.values
-        results = (x.cpu() for i, x in values.items() if self._context.real(i) and x.shape == value.shape)
+        same = (x for i, x in self._part.values.items() if self._context.real(i) and x.shape == self._reference.shape)
+        results = (slices.of(x) if slices is not None else x.cpu() for x in same)
         by_chance = max(COSINE_OF_NOISE, 4.0 * error.numel() ** -0.5)  # of many results
         alike = like(value, COSINE_OF_NOISE) or any(like(x.nan_to_num(0.0, 0.0, 0.0), by_chance) for x in results)
-        few = error.numel() < FEWEST_FOR_NOISE or not self._residual.everywhere
+        few = error.numel() < FEWEST_FOR_NOISE or not sample.everywhere
         if few or alike or _smooth(error, value):
             return []
+        program = self._part.mutated({})
+        program = self._alone(program, slices)[0] if slices is not None else program
         for narrower in (n for n in NARROWER_PRODUCTS if not self._late(self._last)):
             declared = {**self._rules.steps.get(self._step, {}), "products": narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
-            bound = bounded(self._part.mutated({}), precision=rules).step(self._step).bound
+            bound = bounded(program, precision=rules).step(self._step).bound
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if not noise / 8.0 <= off <= 2.0 * noise:
                 continue
