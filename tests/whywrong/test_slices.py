@@ -1,6 +1,8 @@
 """Slices of a large step, on which mutations are tried first: those of the whole, found by running operations."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -66,6 +68,20 @@ def test_slices_of_every_mutation_are_those_of_the_whole(attention):
                 here, some.of(whole), 1e-9, 1e-12, equal_nan=True
             ), mutation.says
     assert sampled > 300
+
+
+def test_a_part_is_let_go_at_once(rng):
+    """Of a large step each candidate has one, with the values of all operations: gigabytes on a GPU."""
+    part = part_of(lambda x: x.softmax(1).sin(), x=torch.from_numpy(rng.standard_normal((64, 48))))
+    some, there = slices.Slices(part, 0, torch.arange(4)), weakref.ref(part)
+    assert part.downstream(0) == [node.id for node in part.nodes]
+    assert len(some.alone()) == 2
+    gc.disable()
+    try:
+        del part, some
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_the_dimension_is_that_along_which_least_is_left(attention, rng):

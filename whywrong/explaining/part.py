@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +120,7 @@ class Part:
         for node in self.nodes:
             for parent in node.parents:
                 self.users.setdefault(parent, []).append(node.id)
-        self.downstream = cache(self._downstream)
+        self._reached: dict[tuple[int, ...], list[int]] = {}
 
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
         """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
@@ -142,12 +142,15 @@ class Part:
     def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
         return self.nodes[i].args if edit.takes is None else edit.takes
 
-    def _downstream(self, *start: int) -> list[int]:
-        found = set(start)
-        for node in self.nodes:  # each comes after what it takes
-            if not found.isdisjoint(node.parents):
-                found.add(node.id)
-        return sorted(found)
+    def downstream(self, *start: int) -> list[int]:
+        """These operations and all that depend on them, in order."""
+        if start not in self._reached:
+            found = set(start)
+            for node in self.nodes:  # each comes after what it takes
+                if not found.isdisjoint(node.parents):
+                    found.add(node.id)
+            self._reached[start] = sorted(found)
+        return self._reached[start]
 
     def fresh(self, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
         """What every operation here gives on other inputs of the golden."""

@@ -867,7 +867,7 @@ class _Search:
         """One cause for all mutations that agree on fresh inputs, the shortest; what separates others is kept too."""
         classes: list[tuple[Tensor | None, str, list[tuple[_Candidate, float]]]] = []
         for candidate, share in fits:
-            value, words = self._value(candidate.mutation, fresh=True), candidate.region.words
+            value, words = self._value(candidate.mutation, fresh=True, there=True), candidate.region.words
             value = value[candidate.region.mask] if value is not None and words else value
             near = self._relative if candidate.mutation.fitted else 1e-7
             same = next((s for other, where, s in classes if where == words and _alike(value, other, near)), None)
@@ -897,10 +897,10 @@ class _Search:
         """Of the candidates with longer descriptions those that are the same, on these inputs and on fresh ones."""
         known = [each for each, _ in fits]
         longer = [c for c in self._candidates if c.region.words == cause.region.words and c not in known]
-        here, fresh = self._value(cause.mutation), self._value(cause.mutation, fresh=True)
+        here, fresh = (self._value(cause.mutation, fresh=fresh, there=True) for fresh in (False, True))
         for other in sorted(longer, key=attrgetter("bits"))[:MOST_EQUIVALENT]:
-            same = _alike(self._value(other.mutation), here)
-            if same and _alike(self._value(other.mutation, fresh=True), fresh):
+            same = _alike(self._value(other.mutation, there=True), here)
+            if same and _alike(self._value(other.mutation, fresh=True, there=True), fresh):
                 yield other
 
     @cached_property
@@ -922,8 +922,8 @@ class _Search:
         """Of the mutations that changed nothing, those that change something on sampled inputs: one of each kind."""
         shows: dict[str, str] = {}
         for kind, mutation in ((kind, mutation) for kind, some in same.items() for mutation in some if self._fresh):
-            value = self._value(mutation, fresh=True) if kind not in shows else None
-            if value is not None and not _alike(value, self._fresh[self._part.target].cpu()):
+            value = self._value(mutation, fresh=True, there=True) if kind not in shows else None
+            if value is not None and not _alike(value, self._fresh[self._part.target]):
                 shows[kind] = mutation.says
         return shows
 
