@@ -399,6 +399,14 @@ def test_bounds_of_a_whole_program_hold_and_are_not_idle():
         assert 0.01 < float(share) < 1.0
 
 
+def test_bounds_of_some_steps_are_those_of_all():
+    x = sampled()
+    some, every = (bounded(golden(chain, **x), precision=FLOAT32, steps=steps) for steps in (["mixed"], None))
+    assert some.names == ["mixed"]
+    ratio = some.step("mixed").bound.absolute / every.step("mixed").bound.absolute
+    assert 0.8 < float(ratio.median()) < 1.25
+
+
 def test_bounds_of_a_whole_program_follow_what_each_step_was_declared():
     x = sampled()
     narrow = bounded(golden(chain, **x), precision=Precision(steps={"scores": {"products": "tf32"}}))

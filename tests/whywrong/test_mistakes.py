@@ -66,6 +66,10 @@ MISTAKES = {
     "repeat of a number": (lambda: whywrong.repeat(5), ("run", "int", "function")),
     "repeat with no golden": (lambda: whywrong.repeat(lambda: X, golden=5), ("golden", "int", "Bound")),
     "bounds of steps": (lambda: whywrong.bounded(RIGHT, precision=Precision()), ("golden", "dict", "whywrong.golden")),
+    "bounds of no step": (
+        lambda: whywrong.bounded(golden(lambda x: {"y": x + 1}, X), precision=Precision(), steps=["z"]),
+        ("steps", "'z'", "expected a step's name"),
+    ),
     "a bound below zero": (lambda: whywrong.compare(X, X, bound=-1.0), ("bound",)),
     "a counterfactual without a bound": (
         lambda: whywrong.weigh(setting, {"right": lambda _: X.double()}, settings={"one": 1}),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -39,7 +39,7 @@ from whywrong.comparing.precision import (
 from whywrong.comparing.relation import DIFFERS, relation
 from whywrong.comparing.structure import Null, Structure, structure
 from whywrong.comparing.touched import touched
-from whywrong.errors import UsageError, first_line
+from whywrong.errors import UsageError, did_you_mean, first_line
 from whywrong.process_state import SMALL
 from whywrong.recording.golden import GRADIENT, Golden
 from whywrong.recording.operations import IN_STORAGE, MOVES, NOT_UNIQUE, PRODUCTS, SUMS
@@ -548,17 +548,25 @@ def for_operation(rule: Precision, op: str, types: tuple[str | None, ...], decla
     return replace(rule, storage=types[0], products=products, accumulate=sums)
 
 
-def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) -> Trace:
+def bounded(
+    golden: Golden, *, precision: Precision, false_alarm: float = 1e-6, steps: Collection[str] | None = None
+) -> Trace:
     """The golden's steps, float64, each with a :class:`whywrong.Bound` of its whole error, own and inherited.
 
     The bounds come from SIMULATED_RUNS runs of the whole program in `precision`, from the same inputs; steps of whole
     numbers and inputs have none. `false_alarm` is the probability that a correct step is flagged: with 1e-6 thousands
-    can be compared. Raises UsageError for a golden that was not recorded.
+    can be compared. `steps` are those that are wanted, by name; without, all. Raises UsageError for a golden that was
+    not recorded, and for a name that it does not have.
     """
     if not isinstance(golden, Golden):
         raise UsageError(f"golden: expected what whywrong.golden recorded, got a {type(golden).__name__}")
-    program, numbers = golden.program, set(golden.steps.values())
-    exact, order = {i: golden.value(i) for i in numbers}, program.cone(numbers, ())
+    names = [*golden.steps] if steps is None else [*steps]
+    if unknown := [name for name in names if name not in golden.steps]:
+        raise UsageError(
+            f"steps: no step {unknown[0]!r}; {did_you_mean(unknown[0], golden.steps)}expected a step's name"
+        )
+    program, numbers, wanted = golden.program, set(golden.steps.values()), {golden.steps[name] for name in names}
+    exact, order = {i: golden.value(i) for i in wanted}, program.cone(wanted, ())
     device = next(iter(exact.values())).device
     rules: dict[int, Precision] = {}
     for name, i in golden.steps.items():
@@ -573,7 +581,7 @@ def bounded(golden: Golden, *, precision: Precision, false_alarm: float = 1e-6) 
     for i, results in simulate(run, SIMULATED_RUNS, 0, program.largest(order), device):
         simulated[i].add(results)
     trace = Trace()
-    for name, i in golden.steps.items():
+    for name, i in ((name, golden.steps[name]) for name in names):
         trace.add(name, exact[i], simulated[i].bound(exact[i], false_alarm) if i in simulated else None)
     return trace
 

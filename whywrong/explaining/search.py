@@ -307,7 +307,8 @@ class _Search:
             return None, 0.0
         storage = self._rules.of(step).storage or (None if self._storage in INTEGERS else self._storage)
         program = self._part.mutated(edits)
-        bound = bounded(program, precision=replace(self._rules, storage=storage)).step(step).bound
+        rules = replace(self._rules, storage=storage)
+        bound = bounded(program, precision=rules, steps=[step]).step(step).bound
         allowed = torch.as_tensor(bound.absolute if bound else 0.0).cpu().expand(reference.shape)
         # a wrong value may be larger than the reference's
         observed = half_ulp(self._observed.nan_to_num(0.0, 0.0, 0.0), storage or "float32")
@@ -588,7 +589,7 @@ class _Search:
 
     def _alone(self, program: Golden, slices: Slices) -> tuple[Golden, Trace]:
         """The slices of a mutated program, and what was observed of them."""
-        golden = Slices(Part(program, self._seen, self._step), slices.dim.dim, slices.places).alone()
+        golden = Slices(Part(program, program.trace(), self._step), slices.dim.dim, slices.places).alone()
         steps = {name: golden[name] for name in golden.names}
         return golden, Trace(steps | {self._step: slices.of(self._seen.read(self._step))})
 
@@ -954,7 +955,7 @@ class _Search:
         for narrower in (n for n in NARROWER_PRODUCTS if not self._late(self._last)):
             declared = {**self._rules.steps.get(self._step, {}), "products": narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
-            bound = bounded(program, precision=rules).step(self._step).bound
+            bound = bounded(program, precision=rules, steps=[self._step]).step(self._step).bound
             noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
             if not noise / 8.0 <= off <= 2.0 * noise:
                 continue
