@@ -69,19 +69,25 @@ def test_a_kernel_runs_in_a_process_that_imports_it(imported):
 
 
 @pytest.mark.gpu
-def test_a_gpu_kernel_that_ends_or_hangs_is_a_failure_and_cuda_works_afterwards(monkeypatch):
-    monkeypatch.setattr("whywrong.fuzzing.fuzz.HANGING_SECONDS", 15.0)  # a context of CUDA is made meanwhile
-    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", 90.0)  # and another for each smaller failure
+@pytest.mark.parametrize(
+    ("kernel", "words", "seconds", "rows"),
+    [
+        (out_of_range, "CUDA error: device-side assert triggered", 90.0, 4),
+        (waits_for_ever, "hangs: it had not ended after", 5.0, None),
+        (segfaults, "died: Segmentation fault", 5.0, None),
+    ],
+)
+def test_a_gpu_kernel_that_ends_or_hangs_is_a_failure_and_cuda_works_afterwards(
+    kernel, words, seconds, rows, monkeypatch
+):
+    """A context of CUDA is made for each case, and for each smaller failure; hence the seconds."""
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.HANGING_SECONDS", 15.0)
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", seconds)
     given = {"x": EXAMPLE["x"].cuda()}
-    assert whywrong.fuzz(twice, twice, given, **QUICK).passed
-    few = QUICK | {"most": 16}
-    found = whywrong.fuzz(out_of_range, twice, given, **few)
-    assert "CUDA error: device-side assert triggered" in found.failure.words
-    assert found.failure.words.endswith(LOST)
-    assert len(found.failure.inputs["x"]) == 4
-    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", 5.0)
-    assert "hangs: it had not ended after" in whywrong.fuzz(waits_for_ever, twice, given, **few).failure.words
-    assert whywrong.fuzz(segfaults, twice, given, **few).failure.words.startswith("died: Segmentation fault")
+    failure = whywrong.fuzz(kernel, twice, given, **(QUICK | {"most": 16})).failure
+    assert words in failure.words
+    assert failure.words.endswith(LOST) == (kernel is out_of_range)
+    assert rows is None or len(failure.inputs["x"]) == rows
     assert float((torch.ones(3, device="cuda") * 2).sum()) == 6.0
     assert whywrong.fuzz(twice, twice, given, **QUICK).passed
 
