@@ -70,6 +70,10 @@ MISTAKES = {
         lambda: whywrong.bounded(golden(lambda x: {"y": x + 1}, X), precision=Precision(), steps=["z"]),
         ("steps", "'z'", "expected a step's name"),
     ),
+    "bounds of none": (
+        lambda: whywrong.bounded(golden(lambda x: {"y": x + 1}, X), precision=Precision(), steps="y"),
+        ("steps", "names", "'y'"),
+    ),
     "a bound below zero": (lambda: whywrong.compare(X, X, bound=-1.0), ("bound",)),
     "a counterfactual without a bound": (
         lambda: whywrong.weigh(setting, {"right": lambda _: X.double()}, settings={"one": 1}),

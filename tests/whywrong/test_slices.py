@@ -75,7 +75,7 @@ def test_a_part_is_let_go_at_once(rng):
     part = part_of(lambda x: x.softmax(1).sin(), x=torch.from_numpy(rng.standard_normal((64, 48))))
     some, there = slices.Slices(part, 0, torch.arange(4)), weakref.ref(part)
     assert part.downstream(0) == [node.id for node in part.nodes]
-    assert len(some.alone()) == 2
+    assert some.alone()[0].names == ["x", "output"]
     gc.disable()
     try:
         del part, some
@@ -168,10 +168,17 @@ def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monke
 def test_slices_are_a_program_of_their_own_with_the_bounds_of_the_whole(attention):
     """q is taken of some tokens of a list of three that is made whole, and k and v of all."""
     some = slices.sampled(attention, torch.ones(2, 40, 32, dtype=torch.bool))
-    alone, whole = some.alone(), attention.mutated({})
-    assert alone.names == ["x", "gain", "w", "x, slices", "output"]
+    (alone, forms), whole = some.alone(), attention.mutated({})
+    assert {name: of for name, (of, _) in forms.items()} == {
+        "x": "x",
+        "gain": "gain",
+        "w": "w",
+        "x, form 4": "x",
+        "output": "output",
+    }
     assert torch.allclose(alone["output"], some.of(whole["output"]), 1e-12, 1e-12)
-    assert torch.equal(alone["x, slices"], some.of(alone["x"])), "what is taken in both forms"
+    for name, (of, along) in forms.items():
+        assert name == "output" or torch.equal(alone[name], some.cut(whole[of], along)), "x is taken in two forms"
     precision = whywrong.Precision(storage="float32")
     few, every = (whywrong.bounded(golden, precision=precision).step("output").bound for golden in (alone, whole))
     ratio = few.noise / some.of(torch.as_tensor(every.noise))
@@ -190,6 +197,80 @@ def test_what_explains_the_slices_has_to_explain_the_rest(off, causes, rng, monk
     observed["output"][1, 3, 5] += off
     found = whywrong.explain(observed, whywrong.golden(block, x=x, w=w, gain=gain), seconds=6.0)
     assert len(found.causes) == causes, found
+
+
+def explained(golden, observed, seconds=3.0, **declared):
+    """What explain says with slices, the precision as declared."""
+    return whywrong.explain(observed, golden, seconds=seconds, precision=whywrong.Precision(**declared))
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    monkeypatch.setattr(slices, "LARGE", 0)
+    torch.manual_seed(0)
+    return torch.randn(64, 8), torch.randn(8, 16), torch.randn(16)
+
+
+def test_what_slices_cannot_run_is_tried_at_the_end(sampled, monkeypatch):
+    x, w, _ = sampled
+    tried, run = [], _Search._values
+    monkeypatch.setattr(_Search, "_on_slices", lambda search, group: [None] * len(group))
+    monkeypatch.setattr(_Search, "_values", lambda search, *args: tried.append([*run(search, *args)]) or tried[-1])
+    explained(whywrong.golden(lambda x, w: (x @ w).sin(), x=x, w=w), {"x": x, "w": w, "output": (x @ w).cos()})
+    assert "cos in place of sin" in [mutation.says for some in tried for mutation, _ in some]
+
+
+def test_errors_in_few_slices_are_not_those_of_fewer_digits(sampled):
+    """Most of the slices that are looked at are wrong ones, and of all only six."""
+    x, w = torch.randn(64, 64), torch.randn(64, 48)
+    y = x @ w
+    y[58:] += 1.5e-3 * torch.randn(6, 48)
+    found = explained(whywrong.golden(lambda x, w: x @ w, x=x, w=w), {"x": x, "w": w, "output": y}, storage="float32")
+    assert not found.causes, found
+
+
+def test_rules_of_steps_that_slices_do_not_have_are_left_out(sampled):
+    x, w, g = sampled
+
+    def two(x, w, g):
+        a = whywrong.step("a", x @ w)
+        whywrong.step("b", (x + 1).relu() @ w)
+        return a * g
+
+    golden = whywrong.golden(two, x=x, w=w, g=g)
+    observed = {"x": x, "w": w, "g": g, "a": x @ w, "b": (x + 1).relu() @ w, "output": (x @ w) * (g + 1)}
+    (cause,) = explained(golden, observed, storage="float32", steps={"b": {"products": "tf32"}}).causes
+    assert cause.says == "g, as used here, is 1 too large"
+
+
+def test_slices_of_steps_before_have_their_own_types(sampled):
+    """Of a step that is stored in bfloat16 a kernel may go on with what it had before."""
+    x, w, g = (t.bfloat16().float() for t in sampled)
+    golden = whywrong.golden(lambda x, w, g: whywrong.step("h", x @ w).sin() * g, x=x, w=w, g=g)
+    given = {name: t.bfloat16() for name, t in {"x": x, "w": w, "g": g, "h": x @ w}.items()}
+    (cause,) = explained(golden, given | {"output": ((x @ w).cos() * g).bfloat16()}).causes
+    assert cause.says == "cos in place of sin"
+
+
+def test_where_the_largest_value_counts_all_is_checked(sampled):
+    torch.manual_seed(3)  # of eight, one of three in which the slices alone refuse it
+    x, w = torch.randn(64, 16), torch.randn(16, 16)
+    x[:48], x[48:] = 1e-4 * x[:48], 10.0 * x[48:]
+    y = x @ w
+    noise = torch.randn(64, 16) * y.abs().max() * 2**-25
+    observed = {"x": x, "w": w, "output": 0.25 * y + noise}
+    golden = whywrong.golden(lambda x, w: (x @ w) * 0.5, x=x, w=w)
+    assert explained(golden, observed, storage="float32", normwise=True).causes
+
+
+def test_a_pattern_outside_of_the_slices_that_are_looked_at_is_seen(sampled):
+    """Of tanh's approximation and, but for six rows, a third of a tolerance more everywhere."""
+    x, w = torch.randn(2048, 8), torch.randn(8, 16)
+    other = whywrong.golden(lambda x, w: gelu(x @ w, approximate="tanh"), x=x, w=w)
+    bound = whywrong.bounded(other, precision=whywrong.Precision("float32")).step("output").bound.absolute
+    bound[torch.linspace(0, 2047, 6).long()] = 0.0
+    observed = {"x": x, "w": w, "output": (other["output"] + 0.35 * bound).float()}
+    assert not explained(whywrong.golden(lambda x, w: gelu(x @ w), x=x, w=w), observed, storage="float32").causes
 
 
 def test_what_is_left_out_between_two_values_has_the_kind_of_its_last_operation():

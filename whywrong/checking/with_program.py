@@ -560,7 +560,9 @@ def bounded(
     """
     if not isinstance(golden, Golden):
         raise UsageError(f"golden: expected what whywrong.golden recorded, got a {type(golden).__name__}")
-    names = [*golden.steps] if steps is None else [*steps]
+    names = [*dict.fromkeys(golden.steps if steps is None else steps)]
+    if isinstance(steps, str) or not names:
+        raise UsageError(f"steps: expected names of steps, got {steps!r}")
     if unknown := [name for name in names if name not in golden.steps]:
         raise UsageError(
             f"steps: no step {unknown[0]!r}; {did_you_mean(unknown[0], golden.steps)}expected a step's name"

@@ -90,6 +90,9 @@ MOST_AT_HAND = 200
 MENDED = 0.05
 """Share of the wrong elements in a sample that a mutation has to bring within EXPLAINED to be tried on all of a large
 step."""
+CHECKED = 24
+"""Slices equally far apart of a large step on which the rounding of a mutated program is simulated, beside those that
+were looked at."""
 SAMPLED, RESTRICTED = 384, 40
 """Elements by which mutations are ordered, and those nearest that are tried in each part of a dimension."""
 
@@ -123,7 +126,8 @@ def explain(
     for other wrong steps. Each mutation is run in float64 on what was observed before the step; the nearest are
     checked against the tolerance of the mutated program. Mutations that agree on sampled inputs
     too are one cause, identified by the simplest. Several that do not are `undecidable`, and `separate` has inputs on
-    which they differ. No cause is reported that did not reproduce the observed values within its tolerance.
+    which they differ. No cause is reported that did not reproduce the observed values within its tolerance; of a step
+    of more than 2^26 multiplications the tolerance is that of some slices, and elsewhere the reference's.
 
     Raises UsageError for a golden that is not recorded, and for what :func:`whywrong.localise` refuses.
     """
@@ -431,24 +435,24 @@ class _Search:
 
         What cannot be run on slices alone is run last.
         """
-        slices, whole = self._slices, dict[int, Mutation]()
-        every = itertools.chain(some, whole.values())  # which grow meanwhile
-        for (alone, *edits), alike in itertools.groupby(every, lambda m: (slices is None or id(m) in whole, *m.edits)):
-            most = 1 if slices is None or alone else slices.together(edits)
-            while group := [*itertools.islice(alike, most)]:
-                self.progress(f"explain: {self._result.tried} mutations tried")
-                if self._late(self._until):
-                    return
-                found = [None] if alone else self._on_slices(group)
-                for mutation, judged in zip(group, self._judged(found), strict=True):
-                    if judged is None and not alone:
-                        whole[id(mutation)] = mutation
-                    elif judged is not None and not (judged.promising and self._near(mutation)):
-                        self._result.tried += 1
-                        if usual and judged.differs:
-                            self._rows.append((mutation, judged.error))
-                    elif (value := self._value(mutation)) is not None:
-                        yield mutation, value
+        slices, whole = self._slices, list[Mutation]()
+        for alone, these in ((slices is None, some), (True, whole)):  # the second grows meanwhile
+            for edits, alike in itertools.groupby(these, lambda m: (*m.edits,)):
+                most = 1 if slices is None or alone else slices.together(edits)
+                while group := [*itertools.islice(alike, most)]:
+                    self.progress(f"explain: {self._result.tried} mutations tried")
+                    if self._late(self._until):
+                        return
+                    found = [None] if alone else self._on_slices(group)
+                    for mutation, judged in zip(group, self._judged(found), strict=True):
+                        if judged is None and not alone:
+                            whole.append(mutation)
+                        elif judged is not None and not (judged.promising and self._near(mutation)):
+                            self._result.tried += 1
+                            if usual and judged.differs:
+                                self._rows.append((mutation, judged.error))
+                        elif (value := self._value(mutation)) is not None:
+                            yield mutation, value
 
     def _judged(self, found: Sequence[Tensor | None]) -> list[_OnSlices | None]:
         """What slices tell, those of several mutations at once."""
@@ -460,7 +464,7 @@ class _Search:
         mended = ((off <= EXPLAINED) & (was.off > EXPLAINED))[:, was.wrong].double().mean(1).tolist()
         promising = [cost < was.half or share >= MENDED for cost, share in zip(was.costs(off), mended, strict=True)]
         differs = (values != was.reference).flatten(1).any(1).tolist()
-        errors = [self._error(x, places=self._in_sample) for x in values.cpu()]
+        errors = [self._error(x, places=slice(None)) for x in values.flatten(1)[:, self._in_sample]]
         told = map(_OnSlices, promising, differs, errors)
         return [None if x is None else next(told) for x in found]
 
@@ -502,7 +506,7 @@ class _Search:
         return float((self._allowed / size.clamp(min=1e-300)).median())
 
     def _error(
-        self, value: Tensor, at: Tensor | None = None, allowed: Tensor | None = None, places: Tensor | None = None
+        self, value: Tensor, at: Tensor | None = None, allowed: Tensor | None = None, places: Any = None
     ) -> Tensor:
         """By how much elements, which a value has at `places`, or at `at`, too, are not the reference's; tolerances."""
         at, allowed = self._at if at is None else at, self._allowed if allowed is None else allowed
@@ -580,21 +584,33 @@ class _Search:
             seen = Trace({name: there if name == self._step else seen[name] for name in seen.names})
         with collected(self._context.errors, f"{mutation.says} could not be checked against its tolerance"):
             program = self._part.mutated(edits)
-            if self._slices is not None and not region.words:  # these first; they are enough where all is near
-                some = self._checked(*self._alone(program, self._slices), rules)
+            rules = rules or self._rules
+            alone = self._alone(program, rules) if not region.words else None
+            if alone is not None:  # these first; they are enough where all is near
+                some = self._checked(*alone)
                 if some is None or float(self._residual.distance(self._part.value(edits).cpu()).max()) <= 1.0:
                     return some
             return self._checked(program, seen, rules)
         return None
 
-    def _alone(self, program: Golden, slices: Slices) -> tuple[Golden, Trace]:
-        """The slices of a mutated program, and what was observed of them."""
-        golden = Slices(Part(program, program.trace(), self._step), slices.dim.dim, slices.places).alone()
-        steps = {name: golden[name] for name in golden.names}
-        return golden, Trace(steps | {self._step: slices.of(self._seen.read(self._step))})
+    def _alone(self, program: Golden, rules: Precision) -> tuple[Golden, Trace, Precision] | None:
+        """Slices of a mutated program, some of them others than what was looked at; what was observed of them, and
+        their rules. None of a small step, and where all of it counts."""
+        slices, observed = self._slices, self._seen.read(self._step)
+        if slices is None or rules.normwise or any(rule.get("normwise") for rule in rules.steps.values()):
+            return None
+        with collected([], "slices as a program of their own"):
+            others = torch.linspace(0, observed.shape[slices.dim.dim] - 1, CHECKED).long()
+            places = torch.cat([slices.places, others]).unique()
+            some = Slices(Part(program, program.trace(), self._step), slices.dim.dim, places)
+            golden, taken = some.alone()
+            seen = Trace({name: some.cut(self._seen.read(of), along) for name, (of, along) in taken.items()})
+            steps = {name: rules.steps[of] for name, (of, _) in taken.items() if of in rules.steps}
+            return golden, seen, replace(rules, steps=steps)
+        return None
 
-    def _checked(self, program: Golden, seen: Trace, rules: Precision | None) -> float | None:
-        found = localise(seen, program, precision=rules or self._rules).findings[self._step]
+    def _checked(self, program: Golden, seen: Trace, rules: Precision) -> float | None:
+        found = localise(seen, program, precision=rules).findings[self._step]
         return None if found.wrong or found.own is None else found.own.bound_used
 
     def _nearest(self) -> Cause | None:
@@ -637,7 +653,7 @@ class _Search:
         for name, v in known:
             if self._late(self._until):
                 return
-            some = v.flatten()[at].cpu()
+            some = v.flatten()[at]
             large = some.abs() > 4.0 * allowed
             if int(large.sum()) < FEWEST_FOR_NOISE:
                 continue
@@ -696,7 +712,7 @@ class _Search:
             there = self._seen_all.read(known) if known in self._seen_all else None
             value = there.to(value) if there is not None and there.shape == value.shape else value
             if i in wanted and isinstance(value, Tensor) and value.is_floating_point():
-                found[i] = value
+                found[i] = value.cpu()
             return value
 
         with collected(self._context.errors, "values at hand could not be computed"), on(self._part.device):
@@ -935,29 +951,28 @@ class _Search:
         to see noise: one of three errors that are anything is as large. Sums in fewer digits are not tried: no case of
         749 needs it, and of 24 errors that are no rounding 4 were taken for it.
         """
-        sample, slices = self._sample, self._slices
-        error = (sample.observed - sample.reference).nan_to_num(0.0, 0.0, 0.0)
-        value = sample.reference.nan_to_num(0.0, 0.0, 0.0)
+        error = (self._observed - self._reference).nan_to_num(0.0, 0.0, 0.0)
+        value = self._reference.nan_to_num(0.0, 0.0, 0.0)
         off = float(error.norm())
 
         def like(x: Tensor, most: float) -> bool:
             return abs(float((error * x).sum())) > most * off * float(x.norm())
 
-        same = (x for i, x in self._part.values.items() if self._context.real(i) and x.shape == self._reference.shape)
-        results = (slices.of(x) if slices is not None else x.cpu() for x in same)
+        values = self._part.values
+        results = (x.cpu() for i, x in values.items() if self._context.real(i) and x.shape == value.shape)
         by_chance = max(COSINE_OF_NOISE, 4.0 * error.numel() ** -0.5)  # of many results
         alike = like(value, COSINE_OF_NOISE) or any(like(x.nan_to_num(0.0, 0.0, 0.0), by_chance) for x in results)
-        few = error.numel() < FEWEST_FOR_NOISE or not sample.everywhere
+        few = error.numel() < FEWEST_FOR_NOISE or not self._residual.everywhere
         if few or alike or _smooth(error, value):
             return []
-        program = self._part.mutated({})
-        program = self._alone(program, slices)[0] if slices is not None else program
+        program, size = self._part.mutated({}), off / math.sqrt(error.numel())
         for narrower in (n for n in NARROWER_PRODUCTS if not self._late(self._last)):
             declared = {**self._rules.steps.get(self._step, {}), "products": narrower}
             rules = replace(self._rules, steps={**self._rules.steps, self._step: declared})
-            bound = bounded(program, precision=rules, steps=[self._step]).step(self._step).bound
-            noise = float(torch.as_tensor(bound.noise if bound is not None else math.inf).expand(value.shape).norm())
-            if not noise / 8.0 <= off <= 2.0 * noise:
+            some, _, of_some = self._alone(program, rules) or (program, self._seen, rules)
+            bound = bounded(some, precision=of_some, steps=[self._step]).step(self._step).bound
+            noise = torch.as_tensor(bound.noise if bound is not None else math.inf).double().square().mean().sqrt()
+            if not noise / 8.0 <= size <= 2.0 * noise:
                 continue
             share = self._share(Mutation("", "", {}), Region(0.0, "", self._residual.wrong), rules)
             if share is not None:

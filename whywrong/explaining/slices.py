@@ -92,7 +92,7 @@ class Slices:
 
     def of(self, x: Tensor) -> Tensor:
         """The slices of a tensor of the step's shape."""
-        return self._cut(x, self.dim)
+        return self.cut(x, self.dim)
 
     def value(self, edits: Mapping[int, Edit]) -> Any:
         """The step's slices with `edits` in place; None where an edit takes slices of what another has changed."""
@@ -104,9 +104,9 @@ class Slices:
         sizes = [math.prod(self._part.nodes[i].shape) for i in edits]
         return max(1, min(TOGETHER, MOST_TOGETHER // max(1, sum(sizes))))
 
-    def alone(self) -> Golden:
-        """The slices as a program of their own, which takes as many times less to simulate. Its steps are this part's,
-        and what is taken in slices and whole is one in each form."""
+    def alone(self) -> tuple[Golden, dict[str, tuple[str, Along | None]]]:
+        """The slices as a program of their own, which takes as many times less to simulate; and of which of this part's
+        steps each of its steps has which slices, or all. Raises RuntimeError where it gives another result."""
         part, program, number = self._part, Program(), dict[tuple[int, Along | None], int]()
 
         def add(node: Node, of: int, value: Any = None) -> int:
@@ -117,8 +117,7 @@ class Slices:
 
         def taken(p: int, along: Along | None) -> Ref:
             if (p, along) not in number and p in part.given:
-                value = self._values[p] if along is None else self._cut(self._values[p], along)
-                number[p, along] = add(part.nodes[p], p, value)
+                number[p, along] = add(part.nodes[p], p, self.cut(self._values[p], along))
             elif (p, along) not in number and along is not None:  # of what is computed whole
                 at = Ref(add(Node(0, CONSTANT), p, self._at(along)))
                 cut = torch.ops.aten.index_select.default
@@ -135,12 +134,20 @@ class Slices:
             node = self._sized(part.nodes[i], sizes, 1)
             kwargs = {key: filled(item, refs) for key, item in node.kwargs.items()}
             number[i, own] = add(replace(node, args=(*filled(node.args, refs),), kwargs=kwargs), i)
-        last = taken(part.target, self.dim).id
-        given = [(part.names[p], along, k) for (p, along), k in number.items() if p in part.given and p in part.names]
-        whole = {name for name, along, _ in given if along is None}
-        steps = {f"{name}, slices" if along and name in whole else name: k for name, along, k in given}
-        program.run(range(len(program.nodes)), {}, (), seen=partial(_shaped, program))
-        return Golden(program, {**steps, part.names[part.target]: last}, {})
+        step = part.names[part.target]
+        steps, forms = (
+            {step: taken(part.target, self.dim).id},
+            dict[str, tuple[str, Along | None]]({step: (step, self.dim)}),
+        )
+        for (p, along), k in number.items():
+            if p in part.given and (name := part.names.get(p)):
+                form = f"{name}, form {len(forms)}" if name in forms else name
+                steps[form], forms[form] = k, (name, along)
+        with on(part.device):
+            found = program.run(range(len(program.nodes)), {}, {steps[step]}, seen=partial(_shaped, program))
+        if not _equal(found[steps[step]], self.of(self._values[part.target])):
+            raise RuntimeError("the slices as a program of their own give another result")
+        return Golden(program, steps, {}), forms
 
     @float64_by_default()
     def values(self, group: Sequence[Mapping[int, Edit]]) -> list[Any] | None:
@@ -155,7 +162,7 @@ class Slices:
                 if along is None or len(group[0]) > 1:  # another edit may take it whole
                     whole[i] = [self._edited(node, edits[i], k, whole) for k, edits in enumerate(group)]
                 else:
-                    found = [self._cut(self._edited(node, edits[i], k, whole), along) for k, edits in enumerate(group)]
+                    found = [self.cut(self._edited(node, edits[i], k, whole), along) for k, edits in enumerate(group)]
                     some[i] = self._joined(found, along)
             elif along is not None:
                 some[i] = self._on_slices(i, whole, some, n)
@@ -163,7 +170,7 @@ class Slices:
                 whole[i] = [_run(node, self._whole(node.parents, k, whole), self._part.device) for k in range(n)]
         if part.target not in some:
             found = whole.get(part.target) or [self._values[part.target]] * n
-            return [self._cut(x, self.dim) for x in found]
+            return [self.cut(x, self.dim) for x in found]
         return self._split(some[part.target], self.dim, n)
 
     def _edited(self, node: Node, edit: Edit, k: int, whole: Mapping[int, list[Any]]) -> Any:
@@ -198,9 +205,9 @@ class Slices:
         if along is None or p in some:
             return some[p] if p in some else self._whole([p], 0, whole)[p]
         if p in whole:
-            return self._joined([self._cut(x, along) for x in whole[p]], along)
+            return self._joined([self.cut(x, along) for x in whole[p]], along)
         if (p, along) not in self._known:
-            self._known[p, along] = self._cut(self._values[p], along)
+            self._known[p, along] = self.cut(self._values[p], along)
         return self._joined([self._known[p, along]] * n, along)
 
     def _joined(self, values: Sequence[Any], along: Along) -> Any:
@@ -228,7 +235,10 @@ class Slices:
             self._known_at[along] = (at * along.inner + torch.arange(along.inner)).flatten().to(self._part.device)
         return self._known_at[along]
 
-    def _cut(self, x: Any, along: Along) -> Any:
+    def cut(self, x: Any, along: Along | None) -> Any:
+        """The slices of a value that lie in a dimension of it; all of it without one."""
+        if along is None:
+            return x
         at = self._at(along)
 
         def cut(x: Tensor) -> Tensor:
@@ -242,13 +252,13 @@ class Slices:
         """From which slices of its arguments an operation computes those of its result, and with which sizes."""
         full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), self._values[p]) for p in node.parents}
         with collected([], "an operation on other numbers", (RuntimeError, IndexError)):
-            wanted = self._cut(_run(node, full, self._part.device), along)
+            wanted = self.cut(_run(node, full, self._part.device), along)
             ways = itertools.product(*([*self._ways(self._values[p])] for p in node.parents))
             for way in itertools.islice(ways, MOST_WAYS):
                 taken = dict(zip(node.parents, way, strict=True))
                 for sizes in self._sizes(node):
                     with collected([], "an operation on slices", (RuntimeError, IndexError)):
-                        cut = {p: self._cut(full[p], a) if a is not None else full[p] for p, a in taken.items()}
+                        cut = {p: self.cut(full[p], a) for p, a in taken.items()}
                         if _equal(_run(self._sized(node, sizes, 1), cut, self._part.device), wanted):
                             return taken, sizes
         return None
