@@ -92,7 +92,7 @@ MENDED = 0.05
 step."""
 CHECKED = 24
 """Slices equally far apart of a large step on which the rounding of a mutated program is simulated, beside those that
-were looked at."""
+were looked at; chosen, not measured."""
 SAMPLED, RESTRICTED = 384, 40
 """Elements by which mutations are ordered, and those nearest that are tried in each part of a dimension."""
 

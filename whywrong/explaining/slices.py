@@ -135,10 +135,8 @@ class Slices:
             kwargs = {key: filled(item, refs) for key, item in node.kwargs.items()}
             number[i, own] = add(replace(node, args=(*filled(node.args, refs),), kwargs=kwargs), i)
         step = part.names[part.target]
-        steps, forms = (
-            {step: taken(part.target, self.dim).id},
-            dict[str, tuple[str, Along | None]]({step: (step, self.dim)}),
-        )
+        steps = {step: taken(part.target, self.dim).id}
+        forms: dict[str, tuple[str, Along | None]] = {step: (step, self.dim)}
         for (p, along), k in number.items():
             if p in part.given and (name := part.names.get(p)):
                 form = f"{name}, form {len(forms)}" if name in forms else name
