@@ -70,6 +70,25 @@ def test_slices_of_every_mutation_are_those_of_the_whole(attention):
     assert sampled > 300
 
 
+def test_what_only_shapes_are_needed_of_is_not_kept(attention):
+    shapes = Part(attention.golden, attention.golden.trace(), "output", only_shapes=True)
+    for i, value in ((i, x) for i, x in attention.values.items() if isinstance(x, torch.Tensor)):
+        kept = i in attention.given or i == attention.target or not value.is_floating_point()
+        assert (shapes.values[i].is_meta, shapes.values[i].shape) == (not kept, value.shape)
+    places = torch.arange(0, 40, 7)
+    of_all, of_shapes = (slices.Slices(part, 1, places).alone()[0] for part in (attention, shapes))
+    assert torch.equal(of_all["output"], of_shapes["output"])
+
+
+def test_as_many_mutations_run_at_once_as_what_follows_whole_has_room_for(rng, monkeypatch):
+    x, p = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((64, 48), (48,)))
+    part = part_of(lambda x, p: (x @ torch.outer(p.sin(), p)).softmax(1), x=x, p=p)
+    some, sine = slices.Slices(part, 0, torch.arange(4)), next(n.id for n in part.nodes if n.op == "sin")
+    assert some.together({sine}) == slices.TOGETHER
+    monkeypatch.setattr(slices, "MOST_TOGETHER", 3 * 48 * 48 + 1000)  # of 48 x 48 what is not taken apart by rows
+    assert some.together({sine}) == 3
+
+
 def test_a_part_is_let_go_at_once(rng):
     """Of a large step each candidate has one, with the values of all operations: gigabytes on a GPU."""
     part = part_of(lambda x: x.softmax(1).sin(), x=torch.from_numpy(rng.standard_normal((64, 48))))

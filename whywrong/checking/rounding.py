@@ -138,35 +138,37 @@ def _map_real(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
 class _Sum:
     """The sum of the squares of a sum's terms, their number, and the variance of its error.
 
-    `extremes` are the sums of its positive and of its negative terms, of which `written` are written out; of one term,
-    itself.
+    `extremes` are the sums of its positive and of its negative terms, of which `written` are written out. Of one that
+    is written these are the sum itself, and None here: a tensor that its own :class:`_Sum` refers to is never let go.
     """
 
     squares: Tensor
     length: int
     variance: Tensor
-    extremes: tuple[Tensor, Tensor]
+    extremes: tuple[Tensor, Tensor] | None = None
     written: int = 1
 
     @staticmethod
     def of(x: Any) -> _Sum:
         """A sum of one term, a tensor or a number."""
         x = torch.as_tensor(x)
-        return _Sum(x * x, 1, torch.zeros_like(x), (x, x))
+        return _Sum(x * x, 1, x.new_zeros(()))
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> _Sum:
         """The same in other places."""
-        extremes = change(self.extremes[0]), change(self.extremes[1])
+        extremes = self.extremes and (change(self.extremes[0]), change(self.extremes[1]))
         return _Sum(change(self.squares), self.length, change(self.variance), extremes, self.written)
 
     def times(self, factor: Any) -> _Sum:
         """Each term times a number or a tensor."""
-        (a, b), squared = (end * factor for end in self.extremes), factor * factor
-        extremes = torch.maximum(a, b), torch.minimum(a, b)
+        squared, extremes = factor * factor, self.extremes
+        if extremes:
+            a, b = (end * factor for end in extremes)
+            extremes = torch.maximum(a, b), torch.minimum(a, b)
         return _Sum(self.squares * squared, self.length, self.variance * squared, extremes, self.written)
 
-    def plus(self, other: _Sum, out: Tensor, u: float) -> _Sum:
-        """This and another, which are `out`, added in any order.
+    def plus(self, other: _Sum, a: Any, b: Any, out: Tensor, u: float) -> _Sum:
+        """This, `a`, and another, `b`, which are `out`, added in any order.
 
         More than two terms that are written out may be added by sign: half of the K additions go up to the sum of the
         positive terms, or of the negative ones, and half come back. The squares of these partial sums add up to K/3 of
@@ -174,8 +176,8 @@ class _Sum:
         """
         length, written = self.length + other.length, self.written + other.written
         squares = self.squares + other.squares
-        above = self.extremes[0].clamp(min=0.0) + other.extremes[0].clamp(min=0.0)
-        below = self.extremes[1].clamp(max=0.0) + other.extremes[1].clamp(max=0.0)
+        (high, low), (other_high, other_low) = self.extremes or (a, a), other.extremes or (b, b)
+        above, below = high.clamp(min=0.0) + other_high.clamp(min=0.0), low.clamp(max=0.0) + other_low.clamp(max=0.0)
         variance = variance_of_sum(out, squares, length, u)
         if written > 2:
             variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
@@ -196,8 +198,9 @@ class Exact:
     `counted`: operations that compute whole numbers from whole numbers, without error.
     `perturbed`: operations whose error is simulated by an error of their arguments (:meth:`Rounding._perturbed`):
     algorithms, and whatever computes with complex numbers.
-    `_sums`: the :class:`_Sum` of a tensor, also after it was moved. `_scaled`: the factors of a product. `_most`: the
-    most terms that are added to one place.
+    `_sums`: the :class:`_Sum` of a tensor, also after it was moved. `_scaled`: pairs of a factor of a product and the
+    other one; of a number, by which the product can be divided, the factor is None. `_most`: the most terms that are
+    added to one place.
     """
 
     def __init__(
@@ -246,7 +249,7 @@ class Exact:
             if isinstance(out, Tensor) and (op in PRODUCTS or op == "sum"):
                 length = self.length(node, args, out)
                 variance = variance_of_sum(out, squares, length, u)
-                self._sums[out] = _Sum(squares, length, variance, (out, out))
+                self._sums[out] = _Sum(squares, length, variance)
             least = _least(precision) if op in PRODUCTS else 0.0
             by_chance = _map_real(lambda x, q: _spread(node, self.length(node, args, x), x, q, u, least), out, squares)
             if precision.flush:
@@ -282,20 +285,23 @@ class Exact:
         known = self._sum(a)
         if node.op in ("add", "sub"):
             first, second = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
-            total = first.plus(second if node.op == "add" else second.times(-1.0), out, u)
+            if node.op == "sub":
+                second, b = second.times(-1.0), -b
+            total = first.plus(second, torch.as_tensor(a), torch.as_tensor(b), out, u)
             scaled = [self._scaled.get(x, []) if isinstance(x, Tensor) and node.op == "add" else [] for x in args]
-            averaged = next(((x - y, c * d) for x, c in scaled[0] for y, d in scaled[1] if _is_average(c, d)), ())
-            if averaged:  # a difference, and a share of it: of 0 or 1 it is none
-                off, product = (torch.as_tensor(each) for each in averaged)
-                total.variance = total.variance + torch.where(product == 0.0, 0.0, 2.0 / 3.0 * (u * off).square())
+            averaged = [(x, c, y, d) for x, c in scaled[0] for y, d in scaled[1] if _is_average(c, d)]
+            for x, c, y, d in averaged[:1]:  # a difference, and a share of it: of 0 or 1 it is none
+                off = torch.as_tensor((a / c if x is None else x) - (b / d if y is None else y))
+                none = torch.as_tensor(c * d) == 0.0
+                total.variance = total.variance + torch.where(none, 0.0, 2.0 / 3.0 * (u * off).square())
             self._sums[out] = total
             if total.length > 2 or averaged:
-                added = (total.variance - first.variance - second.variance).clamp(min=0.0)
-                self.spread[node.id] = torch.where(added < math.inf, added.sqrt(), 0.0)
+                added = (total.variance - first.variance).sub_(second.variance).clamp_(min=0.0)
+                self.spread[node.id] = added.sqrt_().nan_to_num_(0.0, 0.0, 0.0)
         elif known and (by_number or (node.op == "mul" and isinstance(b, Tensor))):
             self._sums[out] = scaled_sum = known.times(b if node.op == "mul" else 1.0 / b)
-            off = (u * (scaled_sum.squares / 3.0).sqrt()).nan_to_num(0.0, 0.0, 0.0)
-            self.spread[node.id] = torch.where(out == 0.0, 0.0, off)  # exact, as a c - a c
+            off = (scaled_sum.squares / 3.0).sqrt_().mul_(u).nan_to_num_(0.0, 0.0, 0.0)
+            self.spread[node.id] = off.masked_fill_(out == 0.0, 0.0)  # exact, as a c - a c
         elif known and node.op in MOVES | {"neg"}:
 
             def move(x: Tensor) -> Any:
@@ -303,7 +309,7 @@ class Exact:
 
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)
         if by_number:
-            self._scaled[out] = [(args[0], args[1] if node.op == "mul" else 1.0 / args[1])]
+            self._scaled[out] = [(None, args[1] if node.op == "mul" else 1.0 / args[1])]
         elif node.op == "mul" and isinstance(b, Tensor):
             self._scaled[out] = [(a, b), (b, a)]
 
@@ -332,7 +338,7 @@ class Exact:
         with process_wide(*(attribute(of, "fp32_precision", "ieee") for of in (matmul, conv))):  # not TF32
             rounded = call(node, narrow, kwargs, self.device)
         exact = call(node, _map_real(torch.Tensor.double, narrow), kwargs, self.device)
-        return _map_real(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0), exact, rounded)
+        return _map_real(lambda x, y: torch.nan_to_num(y.double() - x, 0.0, 0.0, 0.0).float(), exact, rounded)
 
     def length(self, node: Node, args: Any, out: Tensor) -> int:
         """How many terms an element of a sum has, at most."""
@@ -696,8 +702,8 @@ class Rounding:
         """
         share = u / 3.0**0.5
         by_value = (2.0 * torch.rand(HASH_BINS, dtype=torch.float64, device=x.device) - 1.0) * (share * self.scale)
-        values = (x * HASH_BINS).floor_().long().bitwise_and_(HASH_BINS - 1)  # NaN has some value, and stays NaN
-        error = (by_value + self._common_error(share) + 1.0)[values]
+        by_value += self._common_error(share) + 1.0
+        error = by_value[(x * HASH_BINS).floor_().long().bitwise_and_(HASH_BINS - 1)]  # NaN has any, and stays NaN
         return error.add_(self._sample(x, -share * self.scale, share * self.scale)).mul_(x)
 
     def _cut(self, a: Tensor, precision: Precision) -> Tensor:

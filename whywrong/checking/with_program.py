@@ -63,7 +63,7 @@ MOST_RECOMPUTED = 64
 more, and to re-run that for each would take time that grows as the square of the program's length."""
 
 AT_ONCE = 1 << 27
-"""Elements of steps that are checked at a time, 1 GiB in float64: each is in memory in a dozen forms."""
+"""Elements of the operations whose steps are checked at a time, 1 GiB in float64: some are in memory in a few forms."""
 
 LONG_SECONDS = 10.0
 """Seconds that a re-run may take without a line beforehand: as long as people wait before they think it hangs."""
@@ -106,7 +106,7 @@ class Rerun:
     def _value(self, name: str) -> Tensor:
         """An observed step, in float64 where the golden has real numbers."""
         observed = self._observed[name]
-        return observed.double() if self._golden[name].is_floating_point() else observed
+        return self._golden.widened(name, observed) if self._golden[name].is_floating_point() else observed
 
     def check(self) -> dict[str, Finding]:
         """A finding for every step, in the order of the program; where inputs differ, for these alone."""
@@ -159,10 +159,10 @@ class Rerun:
         found = {} if rounded else {n: f for i, part in parts.items() for n, f in self._nearest(i, part).items()}
         groups, size = list[dict[int, list[int]]]([{}]), 0
         for i, part in ((i, part) for i, part in parts.items() if self._names[i][0] not in found):
-            size += self._values[i].numel()
-            if size > AT_ONCE and groups[-1]:
-                groups, size = [*groups, {}], self._values[i].numel()
-            groups[-1][i] = part
+            own = sum(math.prod(self._program.nodes[k].shape) for k in part)
+            if size + own > AT_ONCE and groups[-1]:
+                groups, size = [*groups, {}], 0
+            groups[-1][i], size = part, size + own
         for group in filter(None, groups):
             found |= self._check_parts(group, rounded)
         return found

@@ -75,8 +75,14 @@ def variance_of_sum(total: Any, squares: Any, length: float, u: float) -> Any:
     the squares of the partial sums add up to K/3 S^2 + K/6 (Q - S^2/K) on average, with S = `total` and Q = `squares`,
     the sum of the terms' squares.
     """
-    scatter = squares - total**2 / max(length, 1.0)
-    return u * u / 3.0 * (length / 3.0 * total**2 + length / 6.0 * scatter * (scatter > 0.0))
+    square = 1.0 * total**2
+    scatter = squares - square / max(length, 1.0)
+    scatter *= scatter > 0.0
+    scatter *= length / 6.0  # in place: a large one is in memory once
+    square *= length / 3.0
+    square += scatter
+    square *= u * u / 3.0
+    return square
 
 
 def lost_terms(length: float, u: float) -> float:

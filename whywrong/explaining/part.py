@@ -86,10 +86,10 @@ class Part:
     The steps observed are those of `seen` that have the golden's shapes. `names` are the steps among the operations and
     `origin` every operation's number in the golden, both by number here; `target` is the wrong step's number, `given`
     those of what is not computed here (the steps before, inputs and constants), and `values` what each operation gives,
-    float64, on the golden's `device`.
+    float64, on the golden's `device`; with `only_shapes`, real numbers between those given and the step are shapes.
     """
 
-    def __init__(self, golden: Golden, seen: Trace, step: str) -> None:
+    def __init__(self, golden: Golden, seen: Trace, step: str, *, only_shapes: bool = False) -> None:
         target, nodes = golden.steps[step], golden.program.nodes
         others = [(name, k) for name, k in golden.steps.items() if k != target and name in seen]
         known = {k: name for name, k in others[::-1] if tuple(seen.read(name).shape) == nodes[k].shape}
@@ -97,7 +97,7 @@ class Part:
         shapes = {nodes[k].shape for k in (*before, target)}
         rivals = [k for k in known if nodes[k].shape in shapes and k not in before]
         rivals = sorted(rivals, key=lambda k: (abs(k - target), k))[:RIVALS]
-        observed = {k: seen.read(known[k]).to(golden[known[k]]) for k in (*before, *rivals)}
+        observed = {k: golden.widened(known[k], seen.read(known[k])) for k in (*before, *rivals)}
         later = [k for k in rivals if target in golden.program.cone([k], before)]
         own = {k: observed[k] for k in before}  # a later step's observed value has the fault in it, and is no evidence
         self.device = golden[step].device
@@ -114,8 +114,15 @@ class Part:
         self.nodes = self.program.nodes
         self._checked = _checked(golden, [target, *rivals])
         self.given = [node.id for node in self.nodes if node.func in (INPUT, CONSTANT)]
+        self.values = dict[int, Any]()
+        kept = range(len(self.nodes)) if not only_shapes else [*self.given, self.target]
+
+        def keep(i: int, value: Any) -> Any:
+            self.values[i] = value if i in kept else tree_map_only(Tensor, _shape, value)
+            return value
+
         with self._checked, on(self.device):
-            self.values: dict[int, Any] = self.program.run(range(len(self.nodes)), {}, range(len(self.nodes)))
+            self.program.run(range(len(self.nodes)), {}, (), seen=keep)
         self.users: dict[int, list[int]] = {}
         for node in self.nodes:
             for parent in node.parents:
@@ -203,6 +210,11 @@ def _checked(golden: Golden, targets: list[int]) -> AbstractContextManager[Any]:
         program.run(program.cone(unchecked, ()), {}, ())
     checked.trusted = False
     return checked
+
+
+def _shape(x: Tensor) -> Tensor:
+    """Of real numbers the shape alone."""
+    return x.to("meta") if x.is_floating_point() else x
 
 
 def _replaced(ref: Ref, old: int, new: int) -> Ref:

@@ -602,7 +602,7 @@ class _Search:
         with collected([], "slices as a program of their own"):
             others = torch.linspace(0, observed.shape[slices.dim.dim] - 1, CHECKED).long()
             places = torch.cat([slices.places, others]).unique()
-            some = Slices(Part(program, program.trace(), self._step), slices.dim.dim, places)
+            some = Slices(Part(program, program.trace(), self._step, only_shapes=True), slices.dim.dim, places)
             golden, taken = some.alone()
             seen = Trace({name: some.cut(self._seen.read(of), along) for name, (of, along) in taken.items()})
             steps = {name: rules.steps[of] for name, (of, _) in taken.items() if of in rules.steps}

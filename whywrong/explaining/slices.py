@@ -100,9 +100,10 @@ class Slices:
         return found[0] if found is not None else None
 
     def together(self, edits: Iterable[int]) -> int:
-        """How many mutations of these operations run at once."""
-        sizes = [math.prod(self._part.nodes[i].shape) for i in edits]
-        return max(1, min(TOGETHER, MOST_TOGETHER // max(1, sum(sizes))))
+        """How many mutations of these operations run at once: as what they change, and what follows whole, has room."""
+        edits = {*edits}
+        whole = (i for i in self._part.downstream(*edits) if i in edits or self._along.get(i, self.dim) is None)
+        return max(1, min(TOGETHER, MOST_TOGETHER // max(1, sum(math.prod(self._part.nodes[i].shape) for i in whole))))
 
     def alone(self) -> tuple[Golden, dict[str, tuple[str, Along | None]]]:
         """The slices as a program of their own, which takes as many times less to simulate; and of which of this part's
@@ -152,7 +153,13 @@ class Slices:
         """The same for several edits of the same operations: what follows these runs once, on the slices of all."""
         part, n = self._part, len(group)
         whole, some = dict[int, list[Any]](), dict[int, Any]()
-        for i in (i for i in part.downstream(*group[0]) if i in self._along):
+        order = [i for i in part.downstream(*group[0]) if i in self._along]
+        needed = dict[int, set[int]]()
+        for i in order:
+            edited = (_needs(part.nodes[i], edits[i]) for edits in group if i in edits)
+            needed[i] = {*part.nodes[i].parents}.union(*edited) - {i}
+        last = {p: i for i in order for p in needed[i]}
+        for i in order:
             node, along = part.nodes[i], self._along[i]
             if i in group[0]:
                 if not all(_needs(node, edits[i]).isdisjoint(some) for edits in group):
@@ -166,6 +173,9 @@ class Slices:
                 some[i] = self._on_slices(i, whole, some, n)
             else:
                 whole[i] = [_run(node, self._whole(node.parents, k, whole), self._part.device) for k in range(n)]
+            for p in (p for p in needed[i] if last[p] == i):
+                whole.pop(p, None)
+                some.pop(p, None)
         if part.target not in some:
             found = whole.get(part.target) or [self._values[part.target]] * n
             return [self.cut(x, self.dim) for x in found]
@@ -248,7 +258,7 @@ class Slices:
 
     def _apart(self, node: Node, along: Along, generator: torch.Generator) -> Ways | None:
         """From which slices of its arguments an operation computes those of its result, and with which sizes."""
-        full = {p: tree_map_only(Tensor, lambda x: _other(x, generator), self._values[p]) for p in node.parents}
+        full = {p: tree_map_only(Tensor, partial(_other, generator=generator), self._values[p]) for p in node.parents}
         with collected([], "an operation on other numbers", (RuntimeError, IndexError)):
             wanted = self.cut(_run(node, full, self._part.device), along)
             ways = itertools.product(*([*self._ways(self._values[p])] for p in node.parents))
@@ -340,7 +350,7 @@ def _run(node: Node, values: Mapping[int, Any], device: torch.device) -> Any:
 def _other(x: Tensor, generator: torch.Generator) -> Tensor:
     """Other numbers of the same shape: positive real ones, truth values, or the same whole ones in other places."""
     if x.is_floating_point() or x.dtype == torch.bool:
-        random = torch.rand(x.shape, generator=generator, dtype=torch.float64, device=x.device)
+        random = torch.rand(x.shape, generator=generator, dtype=torch.float64, device=generator.device)
         return random > 0.5 if x.dtype == torch.bool else (random + 0.5).to(x.dtype)
     return x.flatten()[torch.randperm(x.numel(), generator=generator, device=x.device)].view(x.shape)
 

@@ -96,6 +96,13 @@ class Golden:
             raise KeyError(f"{name!r} is no step; {did_you_mean(name, self.steps)}it has {', '.join(self.steps)}")
         return self.value(self.steps[name] if name in self.steps else self.operations[name])
 
+    def widened(self, name: str, observed: Tensor) -> Tensor:
+        """An observed step in the golden's dtype, on its device; the golden's own tensor where all numbers are its."""
+        own = self[name]
+        observed = observed.to(own)
+        equal = torch.equal(observed, own) and torch.equal(observed.signbit(), own.signbit())  # -0.0 is not 0.0
+        return own if equal else observed
+
     def __contains__(self, name: object) -> bool:
         return name in self.steps
 
