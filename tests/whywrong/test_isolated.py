@@ -70,21 +70,21 @@ def test_a_kernel_runs_in_a_process_that_imports_it(imported):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("kernel", "words", "seconds", "rows"),
+    ("kernel", "words", "shrinking", "seconds", "rows"),
     [
-        (out_of_range, "CUDA error: device-side assert triggered", 90.0, 4),
-        (waits_for_ever, "hangs: it had not ended after", 5.0, None),
-        (segfaults, "died: Segmentation fault", 5.0, None),
+        (out_of_range, "CUDA error: device-side assert triggered", 90.0, 120.0, 4),
+        (waits_for_ever, "hangs: it had not ended after", 5.0, 40.0, None),  # a case waits for a quarter of that
+        (segfaults, "died: Segmentation fault", 5.0, 120.0, None),
     ],
 )
 def test_a_gpu_kernel_that_ends_or_hangs_is_a_failure_and_cuda_works_afterwards(
-    kernel, words, seconds, rows, monkeypatch
+    kernel, words, shrinking, seconds, rows, monkeypatch
 ):
     """A context of CUDA is made for each case, and for each smaller failure; hence the seconds."""
     monkeypatch.setattr("whywrong.fuzzing.fuzz.HANGING_SECONDS", 15.0)
-    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", seconds)
+    monkeypatch.setattr("whywrong.fuzzing.fuzz.SHRINKING_SECONDS", shrinking)
     given = {"x": EXAMPLE["x"].cuda()}
-    failure = whywrong.fuzz(kernel, twice, given, **(QUICK | {"most": 16})).failure
+    failure = whywrong.fuzz(kernel, twice, given, **(QUICK | {"most": 16, "seconds": seconds})).failure
     assert words in failure.words
     assert failure.words.endswith(LOST) == (kernel is out_of_range)
     assert rows is None or len(failure.inputs["x"]) == rows
