@@ -154,8 +154,8 @@ def half_ulp(x: Tensor, name: str, *, flush: bool = False) -> Tensor:
         return torch.full_like(x, 0.5)
     info = torch.finfo(dtype_of(name))
     size = x.double().abs().nan_to_num_(0.0, info.max, info.max).clamp_(min=info.tiny, max=info.max)
-    half = (size.view(torch.int64) & 0x7FF << 52).view(torch.float64).mul_(0.5 * info.eps)  # the exponent's bits alone
-    return half.clamp(min=info.tiny) if flush else half
+    half = size.view(torch.int64).bitwise_and_(0x7FF << 52).view(torch.float64).mul_(0.5 * info.eps)  # 2^exponent
+    return half.clamp_(min=info.tiny) if flush else half
 
 
 def stored(x: Tensor, name: str) -> Tensor:
