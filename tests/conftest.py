@@ -31,6 +31,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
         if "slow" in item.keywords and not config.getoption("--runslow"):
             item.add_marker(pytest.mark.skip(reason="slow: pass --runslow"))
+    items.sort(key=lambda item: "first" not in item.keywords)  # or one worker of several would end with them
 
 
 LONGEST_ID = 24

@@ -175,6 +175,13 @@ def test_a_result_of_another_shape_when_looked_at_is_reported():
     assert capture(Longer(), torch.ones(3)).about["observer"].startswith("differs when nothing is captured: output")
 
 
+def test_a_function_without_a_result_is_captured_by_its_steps_whatever_their_names():
+    def computes(x):
+        step("scores/raw", x.exp())
+
+    assert "scores/raw" in capture(computes, torch.ones(3)).names
+
+
 @pytest.mark.parametrize("result", [None, 3.0])
 def test_what_gives_no_tensor_is_refused_though_it_computes(result):
     def computes(x):

@@ -69,6 +69,7 @@ def test_a_kernel_runs_in_a_process_that_imports_it(imported):
 
 
 @pytest.mark.gpu
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("kernel", "words", "shrinking", "seconds", "rows"),
     [

@@ -57,16 +57,20 @@ def observed_steps(
     def run(differentiate: bool, watch: bool) -> tuple[dict[str, Tensor], Any]:
         seen: dict[str, Tensor] = {}
         computed: list[tuple[Tensor, dict[str, str]]] = []
-        last = Counter[str]()
+        last, given = Counter[str](), list[str]()
 
-        def on_step(name: str, tensor: Tensor) -> Tensor | None:
+        def keep(name: str, tensor: Tensor) -> Tensor | None:
             name = unique(name, seen, last)
             tensor = grafts[name].to(tensor) if name in grafts else tensor
             seen[name] = snapshot(tensor)
             narrow.update((name, fields) for x, fields in computed if x.data_ptr() == tensor.data_ptr())
             return tensor if name in grafts else None
 
-        watcher = Watcher(on_step, computed) if watch else None
+        def on_step(name: str, tensor: Tensor) -> Tensor | None:
+            given.append(name)
+            return keep(name, tensor)
+
+        watcher = Watcher(keep, computed) if watch else None
         buffers: Any = nullcontext()
         if isinstance(subject, torch.nn.Module):  # which may write to its buffers: while it runs these are copies
             copies = {name: x.detach().clone() for name, x in subject.named_buffers()}
@@ -78,7 +82,7 @@ def observed_steps(
             if watch:
                 seen |= {name: snapshot(leaf) for name, leaf in leaves.items()}
             result = run_watched(subject, inputs, named, leaves, loss, watcher, on_step)
-        if watch and all("/" in name for name in last):  # operations alone
+        if watch and not given:  # operations alone
             raise UsageError("capture: expected a result with a tensor, got none")
         return seen, result
 
