@@ -172,14 +172,15 @@ class Values:
         What a change is computed from may have been stored in bfloat16, and nothing shows it. What the step errs by
         itself is a part of the step, not of the change: it need not be a sum, and is none where steps converge.
         """
-        o, narrow = self._observed(name), UNIT_ROUNDOFF[name_of(self.golden.read(name).dtype)]
-        exact = torch.promote_types(self.golden.read(name).dtype, torch.float32)
-        both = [_finite(self.golden.read(step).to(o.device, exact)) for step in (base, name)]
-        (old, _, _), (new, _, _) = both
-        size, far = (float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (old, new - old))
-        rounded = narrow * size
-        masked = any(largest > -0.5 * LOWEST for _, _, largest in both)
-        if masked or not rounded < far < size:  # no small change, or one that the golden's own type hides
+        o, golden, size, far = self._observed(name), self.golden.read(name), 0.0, 0.0
+        for pair in _blocks(*(self.golden.read(step).to(o.device) for step in (base, name))):
+            (old, _, most), (new, _, more) = (_finite(x.double()) for x in pair)
+            if max(most, more) > -0.5 * LOWEST:  # a mask
+                return None, Off()
+            norms = (float(torch.linalg.vector_norm(x)) for x in (old, new - old))
+            size, far = map(math.hypot, (size, far), norms)
+        rounded = UNIT_ROUNDOFF[name_of(golden.dtype)] * size
+        if not rounded < far < size:  # no small change, or one that the golden's own type hides
             return None, Off()
         rule, grown = self.rules.of(name), size / far
         own = max(rule.unit, UNIT_ROUNDOFF[name_of(o.dtype)] * rule.eager)
@@ -191,7 +192,8 @@ class Values:
         worst = finding.structure.worst if finding.structure else None
         words = finding.words
         if worst and worst.name == "slope":
-            start, change = self._observed(base).double(), new.double() - old.double()
+            old, new = (_finite(self.golden.read(step).to(o.device).double())[0] for step in (base, name))
+            start, change = self._observed(base).double(), new - old
             usual = stored(start + change, name_of(o.dtype)) - start
             factor = float(((o - start) * change).sum() / (usual * change).sum())
             words = f"{number(factor)} times the golden's, as {name_of(o.dtype)} holds it"
