@@ -1777,6 +1777,32 @@ def test_steps_that_are_checked_one_at_a_time_are_found_as_all_at_once(monkeypat
     }
 
 
+def test_unsigned_numbers_that_are_subtracted_allow_no_more_than_others(rng):
+    x, y, z = (torch.from_numpy(rng.standard_normal((6, 8))).float() for _ in range(3))
+    mask = (x > 0.0).to(torch.uint8)
+    recorded = golden(lambda x, y, z, mask: x + y + z - mask, x=x, y=y, z=z, mask=mask)
+    wrong = x + y + z - mask + 1e-5 * mask
+    found = localise({"x": x, "y": y, "z": z, "mask": mask, "output": wrong}, recorded, precision=Precision())
+    assert found.first == "output"
+
+
+@pytest.mark.parametrize("width", [16, 17])
+def test_groups_of_like_values_are_of_all_columns(width):
+    generator = torch.Generator().manual_seed(1)
+    g = torch.randn(200_000 // width, width, generator=generator)
+    g[:, 0] = 0.0
+    band = (g.abs() < 0.4).double()
+    observed = (g.double() + 1e-5 * (band - band.mean())).float()
+    found = localise({"p": observed}, Trace({"p": g}), precision=FLOAT32)
+    assert found.findings["p"].structure.worst.name == "values"
+    assert found.first == "p"
+
+
+def test_numbered_steps_without_an_element_are_right():
+    empty = {name: torch.zeros(0, 3) for name in ("p.0", "p.1")}
+    assert localise(empty, Trace(empty)).first is None
+
+
 def test_what_an_operation_gave_is_let_go_after_its_last_use():
     """A table of sums by tensor once kept each of them: 87 GiB for blocks of width 4096 with 2,048 tokens."""
     generator = torch.Generator().manual_seed(3)

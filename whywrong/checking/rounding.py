@@ -286,7 +286,7 @@ class Exact:
         if node.op in ("add", "sub"):
             first, second = self._sum(a) or _Sum.of(a), self._sum(b) or _Sum.of(b)
             if node.op == "sub":
-                second, b = second.times(-1.0), -b
+                second, b = second.times(-1.0), b * -1.0  # -b of unsigned numbers is another
             total = first.plus(second, torch.as_tensor(a), torch.as_tensor(b), out, u)
             scaled = [self._scaled.get(x, []) if isinstance(x, Tensor) and node.op == "add" else [] for x in args]
             averaged = [(x, c, y, d) for x, c in scaled[0] for y, d in scaled[1] if _is_average(c, d)]

@@ -82,7 +82,7 @@ def _read(golden: Golden | Trace, name: str) -> torch.Tensor:
     return golden[name] if isinstance(golden, Golden) else golden.read(name)
 
 
-def sample(x: torch.Tensor) -> torch.Tensor:
-    """SAMPLE elements about, equally far apart, of all columns alike; all of fewer."""
-    step = next(k for k in count(max(1, -(-x.numel() // SAMPLE))) if math.gcd(k, x.shape[-1] if x.ndim else 1) == 1)
+def sample(x: torch.Tensor, most: int = SAMPLE) -> torch.Tensor:
+    """`most` elements about, equally far apart, of all columns alike; all of fewer."""
+    step = next(k for k in count(max(1, -(-x.numel() // most))) if math.gcd(k, x.shape[-1] if x.ndim else 1) == 1)
     return x.flatten()[::step]

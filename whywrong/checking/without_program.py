@@ -55,18 +55,12 @@ FEWEST = 8
 DISTINCT_VALUES = 16
 """Groups of like values, about as many in each."""
 
-OTHERS = 17
-"""Every which element of a sample shows where these begin and end: to sort all took as long as ten passes."""
-
 BLOCK_ELEMENTS = 1 << 18
-"""Elements that are checked at a time: 2 MiB of float64. Of 6 MiB, the system clears four times as many pages anew."""
+"""Elements that are checked at a time: 2 MiB of float64. Of 6 MiB, the system clears twice as many pages anew."""
 
-GPU_BLOCK_ELEMENTS, ROOM = 1 << 22, 4
-"""The same on a GPU, and how many times its free memory has to have a step in float64; chosen, not measured."""
-
-GPU_ELEMENTS = 1 << 27
-"""Elements of a dump from which it is checked on a GPU: an H200 takes 1.2 s for 2^26 of them and 6 s to begin, the host
-beside it 6 to 8 s."""
+GPU_ELEMENTS, ROOM = 1 << 27, 4
+"""Elements of a dump from which it is checked on a GPU, and how many times its free memory has to have a step in
+float64; chosen. In blocks of 2^20 an H200 took 1.05 s for 84 million elements and 6 s to begin, the host 6 to 8 s."""
 
 NEGLIGIBLE = 1e-6
 """Part of a round-off that what underflow explains may be of any unit, to be looked at no further."""
@@ -152,7 +146,8 @@ class Values:
     @cached_property
     def _on_gpu(self) -> bool:
         """Whether there is a GPU, and so much to check that it pays to begin there."""
-        names = self.observed.names if torch.cuda.is_available() else []
+        usable = torch.cuda.is_available() and not torch.are_deterministic_algorithms_enabled()  # bincount is not
+        names = self.observed.names if usable else []
         return sum(self.observed.read(name).numel() for name in names) >= GPU_ELEMENTS
 
     def _observed(self, name: str) -> Tensor:
@@ -162,9 +157,9 @@ class Values:
         return o.cuda() if large and torch.cuda.mem_get_info()[0] > ROOM * 8 * o.numel() else o
 
     def _one_shape(self, name: str, base: str) -> bool:
-        """Whether two steps have numbers of one shape."""
+        """Whether two steps have numbers, of one shape."""
         steps = [side.read(step) for side in (self.golden, self.observed) for step in (name, base)]
-        return all(x.is_floating_point() and x.shape == steps[0].shape for x in steps)
+        return all(x.is_floating_point() and x.numel() and x.shape == steps[0].shape for x in steps)
 
     def _change(self, name: str, base: str, before: Off, off: Off, length: int) -> tuple[Finding | None, Off]:
         """A step checked as what the observed `base`, which is `off`, is after the golden's change, in its size.
@@ -193,7 +188,7 @@ class Values:
         words = finding.words
         if worst and worst.name == "slope":
             old, new = (_finite(self.golden.read(step).to(o.device).double())[0] for step in (base, name))
-            start, change = self._observed(base).double(), new - old
+            start, change = self.observed.read(base).to(o.device).double(), new - old
             usual = stored(start + change, name_of(o.dtype)) - start
             factor = float(((o - start) * change).sum() / (usual * change).sum())
             words = f"{number(factor)} times the golden's, as {name_of(o.dtype)} holds it"
@@ -202,7 +197,7 @@ class Values:
     def _real(self, name: str, before: Off, length: int, base: str = "") -> tuple[Finding, Off]:
         """Real numbers, checked for their own value, or from `base` on: for how they differ from it."""
         o, g, rule = self._observed(name), self.golden.read(name), self.rules.of(name)
-        others = (self._observed(base), self.golden.read(base).to(o.device)) if base else ()
+        others = (side.read(base).to(o.device) for side in (self.observed, self.golden) if base)
         own, bound = name_of(o.dtype), self.golden.step(name).bound
         dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
         dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
@@ -211,13 +206,14 @@ class Values:
         between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
-        chance, start = self.chance / -(-o.numel() // BLOCK_ELEMENTS), 0
+        several, start = [*_blocks(o, g.to(o.device), *others)], 0
+        chance = self.chance / len(several)
         parts: list[Statistics] = []
         offs: list[Off] = []
         tests: list[Test] = []
         blocks: list[Block] = []
         noise = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
-        for seen, exact, *pair in _blocks(o, g.to(o.device), *others):
+        for seen, exact, *pair in several:
             seen, exact = _alike(seen, exact)
             scale, drift = exact, 0.0
             if base:
@@ -299,14 +295,13 @@ def _worst(several: Iterable[Off]) -> Off:
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Blocks of rows of each. A row that is longer than a block is cut into pieces, which count as rows."""
     o = tensors[0]
-    most = GPU_BLOCK_ELEMENTS if o.is_cuda else BLOCK_ELEMENTS
-    if o.numel() <= most:
+    if o.numel() <= BLOCK_ELEMENTS:
         yield tensors
         return
-    width = o.shape[-1] if o.shape[-1] <= most else SAMPLED_ELEMENTS
+    width = o.shape[-1] if o.shape[-1] <= BLOCK_ELEMENTS else SAMPLED_ELEMENTS
     end = o.numel() // width * width
     flat = [x.reshape(-1) for x in tensors]
-    yield from zip(*(x[:end].view(-1, width).split(most // width) for x in flat), strict=True)
+    yield from zip(*(x[:end].view(-1, width).split(BLOCK_ELEMENTS // width) for x in flat), strict=True)
     if end < o.numel():
         yield tuple(x[end:] for x in flat)
 
@@ -360,7 +355,7 @@ def _finite(x: Tensor) -> tuple[Tensor, float, float]:
 @dataclass(frozen=True)
 class _Residual:
     """Residuals `r`, 0 for what is not finite, the largest of them, and z = r / unit; `unit` is their size, Inf where
-    they are not counted, and `least` the smallest."""
+    they are not counted, and `least` the smallest size, 0 where there is one."""
 
     r: Tensor
     largest: float
@@ -450,7 +445,7 @@ def _averages(
     if large and _finite(z)[2] <= coherent:  # and so is each mean
         return tests
     some = sample(g).contiguous()
-    values = some[:: OTHERS if large else 1].sort().values
+    values = (sample(g, SAMPLE // 16) if large else some).sort().values  # all would take as long as ten passes
     borders = values[[len(values) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
     if large and _near_zero(sample(residual.z), torch.bucketize(some, borders, right=True), coherent):
         return tests

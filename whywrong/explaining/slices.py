@@ -30,7 +30,7 @@ LARGE = 1 << 26
 TOGETHER = 16
 """Mutations of one operation that are run at once, on the slices of each."""
 MOST_TOGETHER = 1 << 27
-"""Elements that what these change may have in all: 1 GiB."""
+"""Elements that what these change, and what follows whole, may have in all: 1 GiB."""
 LAUNCH = 1 << 22
 """Elements in whose time an operation is begun; chosen, not measured."""
 MOST_WAYS = 64
