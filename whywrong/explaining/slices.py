@@ -100,7 +100,7 @@ class Slices:
         return found[0] if found is not None else None
 
     def together(self, edits: Iterable[int]) -> int:
-        """How many mutations of these operations run at once: as what they change, and what follows whole, has room."""
+        """How many mutations of these operations run at once, with room for what is changed and follows whole."""
         edits = {*edits}
         whole = (i for i in self._part.downstream(*edits) if i in edits or self._along.get(i, self.dim) is None)
         return max(1, min(TOGETHER, MOST_TOGETHER // max(1, sum(math.prod(self._part.nodes[i].shape) for i in whole))))
