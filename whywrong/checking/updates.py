@@ -84,5 +84,9 @@ def _read(golden: Golden | Trace, name: str) -> torch.Tensor:
 
 def sample(x: torch.Tensor, most: int = SAMPLE) -> torch.Tensor:
     """`most` elements about, equally far apart, of all columns alike; all of fewer."""
-    step = next(k for k in count(max(1, -(-x.numel() // most))) if math.gcd(k, x.shape[-1] if x.ndim else 1) == 1)
-    return x.flatten()[::step]
+    return x.flatten()[:: apart(x, most)]
+
+
+def apart(x: torch.Tensor, most: int = SAMPLE) -> int:
+    """How far the elements of a sample are apart."""
+    return next(k for k in count(max(1, -(-x.numel() // most))) if math.gcd(k, x.shape[-1] if x.ndim else 1) == 1)

@@ -15,19 +15,24 @@ in blocks of rows, so that memory does not grow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
-from functools import cache, cached_property
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, field, replace
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import hardshrink
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
-from whywrong.checking.masks import LOWEST, unmasked
-from whywrong.checking.updates import SAMPLE, earlier, sample
+from whywrong.checking.masks import unmasked
+from whywrong.checking.residuals import MASK, Groups, Pair, Residuals, Tolerance, change, float64, plain
+from whywrong.checking.updates import SAMPLE, apart, earlier
 from whywrong.comparing.bounds import quantile
-from whywrong.comparing.comparison import compare, described, measure
+from whywrong.comparing.comparison import compare, described, in_range, measure
 from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of, stored
 from whywrong.comparing.statistics import Statistics, combine
@@ -57,10 +62,6 @@ DISTINCT_VALUES = 16
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements that are checked at a time: 2 MiB of float64. Of 6 MiB, the system clears twice as many pages anew."""
-
-GPU_ELEMENTS, ROOM = 1 << 27, 4
-"""Elements of a dump from which it is checked on a GPU, and how many times its free memory has to have a step in
-float64; chosen. In blocks of 2^20 an H200 took 1.05 s for 84 million elements and 6 s to begin, the host 6 to 8 s."""
 
 NEGLIGIBLE = 1e-6
 """Part of a round-off that what underflow explains may be of any unit, to be looked at no further."""
@@ -97,6 +98,7 @@ class Values:
     chance: float
     ordered: bool
     elements: bool
+    _relative: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     def check(self) -> dict[str, Finding]:
         """A finding for every step, in the golden's order.
@@ -109,10 +111,9 @@ class Values:
         after_last = set(names[names.index(there[-1]) :]) if self.ordered else ()
         findings = {name: absent(name, after_all=name in after_last) for name in names if name not in observed}
         if not self.ordered:
-            errors = {
-                name: _measured(self._observed(name), golden.read(name)).relative for name in with_progress(there)
-            }
-            there = sorted(there, key=errors.__getitem__)
+            for name in with_progress(there):
+                self._relative[name] = [off.relative for off in _measured(observed.read(name), golden.read(name))]
+            there = sorted(there, key=lambda name: max(self._relative[name], default=0.0))
         off: dict[str, Off] = {}
         changed = earlier(golden, names) if self.ordered else {}
         changes = Off()
@@ -140,21 +141,8 @@ class Values:
     def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
         o, g = self.observed.read(name), self.golden.read(name)
         if o.shape != g.shape or not (o.is_floating_point() and g.is_floating_point()) or not o.numel():
-            return self._discrete(name, o, g, before), _measured(o, g)
+            return self._discrete(name, o, g, before), _worst(_measured(o, g))
         return self._real(name, before, length)
-
-    @cached_property
-    def _on_gpu(self) -> bool:
-        """Whether there is a GPU, and so much to check that it pays to begin there."""
-        usable = torch.cuda.is_available() and not torch.are_deterministic_algorithms_enabled()  # bincount is not
-        names = self.observed.names if usable else []
-        return sum(self.observed.read(name).numel() for name in names) >= GPU_ELEMENTS
-
-    def _observed(self, name: str) -> Tensor:
-        """An observed step, on a GPU if it is large and there is one with room for it."""
-        o = self.observed.read(name)
-        large = o.numel() > BLOCK_ELEMENTS and o.device.type == "cpu" and self._on_gpu
-        return o.cuda() if large and torch.cuda.mem_get_info()[0] > ROOM * 8 * o.numel() else o
 
     def _one_shape(self, name: str, base: str) -> bool:
         """Whether two steps have numbers, of one shape."""
@@ -167,13 +155,12 @@ class Values:
         What a change is computed from may have been stored in bfloat16, and nothing shows it. What the step errs by
         itself is a part of the step, not of the change: it need not be a sum, and is none where steps converge.
         """
-        o, golden, size, far = self._observed(name), self.golden.read(name), 0.0, 0.0
-        for pair in _blocks(*(self.golden.read(step).to(o.device) for step in (base, name))):
-            (old, _, most), (new, _, more) = (_finite(x.double()) for x in pair)
-            if max(most, more) > -0.5 * LOWEST:  # a mask
+        o, golden, size, far = self.observed.read(name), self.golden.read(name), 0.0, 0.0
+        for pair in _blocks(self.golden.read(base), golden):
+            most, squares, changed = change(*(x.flatten().numpy() for x in _plain(*pair)))
+            if most > -MASK:
                 return None, Off()
-            norms = (float(torch.linalg.vector_norm(x)) for x in (old, new - old))
-            size, far = map(math.hypot, (size, far), norms)
+            size, far = math.hypot(size, math.sqrt(squares)), math.hypot(far, math.sqrt(changed))
         rounded = UNIT_ROUNDOFF[name_of(golden.dtype)] * size
         if not rounded < far < size:  # no small change, or one that the golden's own type hides
             return None, Off()
@@ -187,69 +174,73 @@ class Values:
         worst = finding.structure.worst if finding.structure else None
         words = finding.words
         if worst and worst.name == "slope":
-            old, new = (_finite(self.golden.read(step).to(o.device).double())[0] for step in (base, name))
-            start, change = self.observed.read(base).to(o.device).double(), new - old
-            usual = stored(start + change, name_of(o.dtype)) - start
-            factor = float(((o - start) * change).sum() / (usual * change).sum())
+            old, new = (_finite(float64(self.golden.read(step)))[0] for step in (base, name))
+            seen, start, made = float64(o), float64(self.observed.read(base)), new - old
+            usual = stored(start + made, name_of(o.dtype)) - start
+            factor = float(((seen - start) * made).sum() / (usual * made).sum())
             words = f"{number(factor)} times the golden's, as {name_of(o.dtype)} holds it"
         return replace(finding, words=f"the change from {base}: {words}"), Off()
 
     def _real(self, name: str, before: Off, length: int, base: str = "") -> tuple[Finding, Off]:
         """Real numbers, checked for their own value, or from `base` on: for how they differ from it."""
-        o, g, rule = self._observed(name), self.golden.read(name), self.rules.of(name)
-        others = (side.read(base).to(o.device) for side in (self.observed, self.golden) if base)
+        o, g, rule = self.observed.read(name), self.golden.read(name), self.rules.of(name)
+        others = (side.read(base) for side in (self.observed, self.golden) if base)
         own, bound = name_of(o.dtype), self.golden.step(name).bound
         dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
         dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
         roundoff = UNIT_ROUNDOFF[dtype]
         underflow = 4.0 * float(half_ulp(torch.zeros(()), dtype, flush=rule.flush))  # half a unit in a few operations
+        half = _halves(dtype, rule.flush, 1.0 + rule.eager, underflow)
         between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
-        several, start = [*_blocks(o, g.to(o.device), *others)], 0
-        chance = self.chance / len(several)
-        parts: list[Statistics] = []
-        offs: list[Off] = []
-        tests: list[Test] = []
-        blocks: list[Block] = []
+        bounds = [torch.as_tensor(bound.absolute).expand(o.shape)] if bound else []
+        blocks = [*_blocks(o, g, *others, *bounds)]
+        chance = self.chance / len(blocks)
         noise = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
-        for seen, exact, *pair in several:
-            seen, exact = _alike(seen, exact)
-            scale, drift = exact, 0.0
-            if base:
-                start_seen, start_exact = _alike(*pair)
-                scale = exact - start_exact
-                drift = float(torch.linalg.vector_norm(start_seen - start_exact)) / math.sqrt(exact.numel())
-                exact = stored(start_seen + scale, dtype)
-            size = _size(scale)
-            residual = _Residual.of(seen - exact, size)
-            offs.append(residual.off(roundoff))
-            prior = most if self.ordered else max(most, offs[-1].relative)
-            half = half_ulp(exact, dtype, flush=rule.flush).mul_(1.0 + rule.eager).clamp_(min=underflow)
-            t = quantile(chance / exact.numel(), math.inf)
+
+        def check(
+            tensors: tuple[Tensor, ...], relative: float
+        ) -> tuple[Statistics, Off, list[Test], Block | None, str]:
+            numbers = [*_alike(o.dtype, *tensors[:2]), *(_alike(o.dtype, *tensors[2:4]) if base else ())]
+            widest = max((x.dtype for x in numbers), key=lambda one: one.itemsize)
+            seen, golden, *start = (x.to(widest) for x in numbers)
+            pair = Pair(seen, golden, (start[0], start[1]), dtype) if base else Pair(seen, golden)
+            large, groups = tensors[0].numel() > SAMPLE, _like_values(pair)
+            prior = max(most, relative)
+            t = quantile(chance / tensors[0].numel(), math.inf)
+            tolerance = Tolerance(half, t * (noise + MAGNIFIED * prior), MAGNIFIED * t * pair.sizes[2])
+            again = partial(pair.measured, tolerance)
+            residual = again(groups, fill=not large or self.elements)
+            off, part, allowed = _off(residual, roundoff), residual.statistics, residual.allowed
             why = f"{t:.3g} sigma of a sum of {length} terms, steps before {prior:.3g} off, and half a unit of {dtype}"
-            allowed = (
-                half.add(size, alpha=t * noise + MAGNIFIED * t * prior).add_(MAGNIFIED * t * drift).nan_to_num_(0.0)
-            )
-            if bound:
-                allowed, why = torch.as_tensor(bound.absolute).expand(exact.shape).double(), bound.why
-            part = measure(seen, exact, allowed)
-            parts.append(_moved(part, start))
-            blocks += [Block.of(seen, exact, allowed)] if self.elements else []
+            if bound or not in_range(part):
+                allowed = tensors[-1].double() if bound else again().allowed
+                part = measure(seen.double(), pair.expected, allowed)
+            tests: list[Test] = []
             if part.mismatches == 0 and not bound:
-                relative = offs[-1].relative
-                if underflow > NEGLIGIBLE * roundoff * residual.least:  # 0 where underflow explains it
-                    residual = _Residual.of(hardshrink(residual.r, underflow), residual.unit)
-                    relative = residual.off().relative
+                if underflow > NEGLIGIBLE * roundoff * residual.sums.least:  # 0 where underflow explains it
+                    again = partial(again, shrink=underflow)
+                    residual = again(groups, fill=not large)
+                relative = residual.relative
                 tests.append(Test("rms", relative / (MAGNIFIED * most + noise + roundoff), relative))
-                if self.ordered and residual.largest != 0.0:  # or there is nothing to average
-                    tests += _averages(seen, residual, scale, (half, noise), coherent, chance)
-            start += exact.numel()
+                if self.ordered and residual.sums.largest != 0.0:  # or there is nothing to average
+                    whole = cache(lambda: again(groups._replace(apart=1)) if large else residual)
+                    halves = cache(lambda: tolerance.halves(pair.expected))
+                    tests += _averages(pair, residual, whole, groups, halves, noise, coherent, chance)
+            return part, off, tests, Block.of(seen, pair.expected, allowed) if self.elements else None, why
+
+        parts, offs, several, shown, whys = zip(
+            *_in_threads(check, blocks, self._relative.get(name, [0.0] * len(blocks))), strict=True
+        )
+        starts = accumulate((block[0].numel() for block in blocks[:-1]), initial=0)
+        tests = [test for some in several for test in some]
         worst = Structure(tuple(tests)) if tests else None
-        total = described(combine(parts), o, (own, name_of(g.dtype)), why)
+        why = bound.why if bound else whys[-1]
+        total = described(combine([*map(_moved, parts, starts)]), o, (own, name_of(g.dtype)), why)
         wrong = not total.ok or (worst is not None and not worst.ok)
         words = reason(total, worst) if wrong else "ok"
-        elements = Elements.of(self.observed.read(name), g, blocks) if self.elements else None
+        elements = Elements.of(o, g, shown) if self.elements else None
         return Finding(name, total, None, None, worst, wrong, wrong, words, elements=elements), _worst(offs)
 
     def _discrete(self, name: str, o: Tensor, g: Tensor, before: Off) -> Finding:
@@ -262,8 +253,9 @@ class Values:
         sigmas, few = quantile(self.chance, math.inf), False
         a, b, allowed = o, g, torch.zeros(())
         if o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
-            a, b = o.double(), g.double()
-            allowed = sigmas * MAGNIFIED * before.most * _size(b) + half_ulp(b, "float64")
+            a, b = float64(o), float64(g)
+            tolerance = Tolerance(_halves("float64"), sigmas * MAGNIFIED * before.most, 0.0)
+            allowed = Pair(a, b).measured(tolerance).allowed if b.numel() else allowed
             total = compare(a, b, bound=allowed)
         else:
             total = compare(o, g)
@@ -278,13 +270,33 @@ class Values:
         return Finding(name, total, wrong=not ok, diverges=not ok, words=words, elements=elements)
 
 
-def _measured(o: Tensor, g: Tensor) -> Off:
-    """How far a step is off; nothing where the shapes differ or there is no element."""
+def _measured(o: Tensor, g: Tensor) -> list[Off]:
+    """How far each block of a step is off; nothing where the shapes differ or there is no element."""
     if o.shape != g.shape or not o.numel():
-        return Off()
-    o, g = (x if x.is_floating_point() else x.double() for x in (o, g.to(o.device)))
-    pairs = (_alike(*pair) for pair in _blocks(o, g))
-    return _worst(_Residual.of(a - b, _size(b)).off() for a, b in pairs)
+        return []
+    dtype = o.dtype if o.is_floating_point() else torch.float64
+    return _in_threads(lambda pair: _off(Pair(*_alike(dtype, *pair)).measured(fill=False)), [*_blocks(o, g)])
+
+
+def _off(residual: Residuals, roundoff: float = 0.0) -> Off:
+    """In numbers. The mean of n independent errors is expected to be sqrt(n) times smaller than one."""
+    n, relative = residual.count, residual.relative
+    coherent = max(abs(residual.sums.z) / n, relative / math.sqrt(n))
+    return Off(relative, max(relative, residual.absolute), coherent, roundoff)
+
+
+def _halves(dtype: str, flush: bool = False, factor: float = 1.0, least: float = 0.0) -> np.ndarray:
+    """`factor` times half a unit in the last place, `least` at least, by the exponent of a float64's bits."""
+    powers = torch.ldexp(torch.ones(2048, dtype=torch.float64), torch.arange(2048) - 1023)
+    return half_ulp(powers, dtype, flush=flush).mul(factor).clamp(min=least).numpy()
+
+
+def _in_threads(check: Callable[..., Any], blocks: list[Any], *about: list[Any]) -> list[Any]:
+    """What `check` gives of each block and what is known about it, in order; torch's number of them at a time."""
+    if len(blocks) == 1:
+        return [*map(check, blocks, *about)]
+    with ThreadPoolExecutor(min(torch.get_num_threads(), os.cpu_count() or 1)) as pool:
+        return list(pool.map(check, blocks, *about))
 
 
 def _worst(several: Iterable[Off]) -> Off:
@@ -306,12 +318,20 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(x[end:] for x in flat)
 
 
-def _alike(o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64; values beyond the range of the observed dtype are infinite on both sides, and so are masks."""
-    observed, exact, most = o.double(), g.double(), torch.finfo(o.dtype).max
+def _plain(*tensors: Tensor) -> list[Tensor]:
+    """All in float32, or in float64 where one is wider or has no real numbers; contiguous on the CPU."""
+    narrow = all(x.is_floating_point() and x.dtype.itemsize <= 4 for x in tensors)
+    return [plain(x, torch.float32 if narrow else torch.float64) for x in tensors]
+
+
+def _alike(dtype: torch.dtype, o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of one dtype; values beyond the range of the observed's are infinite on both sides, and so are masks."""
+    observed, exact = _plain(o, g)
+    most = torch.finfo(dtype).max
     least, largest = map(float, exact.aminmax())
-    if max(0.5 * LOWEST, -most) < least <= largest < most:  # no mask, nothing beyond
+    if max(MASK, -most) < least <= largest < most:  # no mask, nothing beyond
         return observed, exact
+    observed, exact = observed.double(), exact.double()
     beyond = (exact.abs() >= most) & (observed.abs() >= most)
     exact = torch.where(beyond, exact.sign() * math.inf, exact)
     return unmasked(torch.where(beyond, observed.sign() * math.inf, observed), exact)
@@ -323,26 +343,6 @@ def _moved(part: Statistics, start: int) -> Statistics:
     return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
 
 
-def _size(g: Tensor) -> Tensor:
-    """The size that errors of an element scale with: its own, or the RMS of its row or its column. Masks have none."""
-    own, least, largest = _finite(g)
-    counted = own
-    if least <= 0.5 * LOWEST:
-        counted, _, largest = _finite(torch.where(own > 0.5 * LOWEST, own, 0.0))
-    scale = _scale(largest)
-    counted = counted if scale == 1.0 else counted / scale
-    width = g.shape[-1] if g.ndim else 1
-    rows = torch.linalg.vector_norm(counted, dim=-1, keepdim=True).mul_(scale / math.sqrt(width))
-    columns = torch.linalg.vector_norm(counted.reshape(-1, width), dim=0).mul_(scale / math.sqrt(g.numel() / width))
-    size = own.abs()
-    return torch.maximum(torch.maximum(size, rows, out=size), columns.view(g.shape[-1:]), out=size)
-
-
-def _scale(largest: float) -> float:
-    """What numbers up to `largest` are divided by, so that float64 has their squares; 1 as a rule."""
-    return 1.0 if 1e-150 < largest < 1e150 else largest or 1.0
-
-
 def _finite(x: Tensor) -> tuple[Tensor, float, float]:
     """x with 0 for what is not finite, itself where all is; its least number, and its largest absolute one."""
     least, most = map(float, x.aminmax())
@@ -352,81 +352,71 @@ def _finite(x: Tensor) -> tuple[Tensor, float, float]:
     return x, least, max(-least, most)
 
 
-@dataclass(frozen=True)
-class _Residual:
-    """Residuals `r`, 0 for what is not finite, the largest of them, and z = r / unit; `unit` is their size, Inf where
-    they are not counted, and `least` the smallest size, 0 where there is one."""
-
-    r: Tensor
-    largest: float
-    unit: Tensor
-    least: float
-    z: Tensor
-
-    @staticmethod
-    def of(residual: Tensor, size: Tensor) -> _Residual:
-        """Residuals, and what they scale with, from 0 to Inf."""
-        (r, _, largest), least = _finite(residual), float(size.min())
-        if r is not residual or least <= 1e-300:
-            size = torch.where((size > 0.0) & residual.isfinite(), size.clamp(min=1e-300), math.inf)
-        return _Residual(r, largest, size, least, r / size)
-
-    def off(self, roundoff: float = 0.0) -> Off:
-        """In numbers. The mean of n independent errors is expected to be sqrt(n) times smaller than one."""
-        n, scale = math.sqrt(self.r.numel()), _scale(self.largest)
-        relative, absolute = (
-            float(torch.linalg.vector_norm(x)) / n for x in (self.z, self.r if scale == 1.0 else self.r / scale)
-        )
-        coherent = max(abs(float(self.z.mean())), relative / n)
-        return Off(relative, max(relative, scale * absolute), coherent, roundoff)
+def _like_values(pair: Pair) -> Groups:
+    """Groups of like values, and how far elements are apart that show whether one is off; all of few elements."""
+    values = pair.sampled_scale(SAMPLE // 16 if pair.golden.numel() > SAMPLE else SAMPLE)  # all would take ten passes
+    values = np.sort(values[~np.isnan(values)])
+    borders = [values[len(values) * k // DISTINCT_VALUES] for k in range(1, DISTINCT_VALUES) if len(values)]
+    return Groups(np.array(borders), apart(pair.golden))
 
 
-def _near_zero(z: Tensor, group: Tensor, most: float) -> bool:
+def _near_zero(count: np.ndarray, total: np.ndarray, squares: np.ndarray, most: float) -> bool:
     """Whether the mean of each group is below `most` by 6 of its standard errors."""
-    count, total, squares = (torch.bincount(group, x, DISTINCT_VALUES).double() for x in (None, z, z.square()))
+    count, total, squares = (x[count > 0.0] for x in (count, total, squares))
     mean = total / count
-    error = ((squares / count - mean.square()).clamp(min=0.0) / (count - 1.0)).sqrt()
-    return bool((mean.abs() + 6.0 * error <= most)[count > 0.0].all())
+    with np.errstate(divide="ignore", invalid="ignore"):  # of one element nothing is known
+        error = np.sqrt(np.maximum(squares / count - mean**2, 0.0) / (count - 1.0))
+    return bool((np.abs(mean) + 6.0 * error <= most).all())
 
 
 def _averages(
-    o: Tensor, residual: _Residual, g: Tensor, noise: tuple[Tensor, float], coherent: float, chance: float
+    pair: Pair,
+    residual: Residuals,
+    whole: Callable[[], Residuals],
+    groups: Groups,
+    halves: Callable[[], Tensor],
+    noise: float,
+    coherent: float,
+    chance: float,
 ) -> list[Test]:
-    """Means of z = residual / unit, weighted: times the golden (slope), plain (mean), and for groups of like values.
+    """Means of z = residual / size, weighted: times the golden (slope), plain (mean), and for groups of like values.
 
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
     is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors,
-    half a unit of storage and a part of `unit` in `noise`, count once for each distinct value. Of more than SAMPLE
+    half a unit of storage in `halves` and `noise` of a size, count once for each distinct value. Of more than SAMPLE
     elements the standard error is taken only where `coherent` is exceeded, and repeated values are counted only where
-    that does not suffice.
+    that does not suffice: `residual` has no tensors of them, and `whole` gives one that has.
     """
-    r, unit = residual.r, residual.unit
-    large, chance = r.numel() > SAMPLE, 0.5 * chance
-    z, h = residual.z.unsqueeze(-1), (_finite(g)[0] / unit).unsqueeze(-1)
-    along = [k for k, count in enumerate(z.shape) if count >= FEWEST]
-    others = [tuple(i for i in range(z.ndim) if i != k) for k in along]
-    others += [(-2, -1) if along else (-1,)] * (z.ndim > 3 or not along)  # rows; where all are short, elements
+    sums, large, chance = residual.sums, residual.count > SAMPLE, 0.5 * chance
+    shape = (*pair.golden.shape, 1)
+    along = [k for k, count in enumerate(shape) if count >= FEWEST]
+    others = [tuple(i for i in range(len(shape)) if i != k) for k in along]
+    others += [(-2, -1) if along else (-1,)] * (len(shape) > 3 or not along)  # rows; where all are short, elements
 
     @cache
     def counted() -> Tensor:
-        return unit.isfinite().double().unsqueeze(-1)
+        return whole().size.isfinite().double().unsqueeze(-1)
 
     @cache
     def rounding() -> tuple[float, Tensor]:
-        repeats = r.numel() / len(torch.where(r == 0.0, g, o).unique())
-        return repeats, ((noise[0] / unit).square() / 3.0 + noise[1] ** 2).unsqueeze(-1)
+        seen = torch.where(whole().z == 0.0, pair.scale, pair.observed.double())
+        repeats = residual.count / len(seen.unique())
+        return repeats, ((halves() / whole().size).square() / 3.0 + noise**2).unsqueeze(-1)
 
-    def test(name: str, weight: Tensor, parts: int = 1, at: int | None = None) -> Test:
-        total = max(float(weight.flatten().dot(weight.flatten())), 1e-300)
-        value, spread = float(z.flatten().dot(weight.flatten())) / total, 0.0
+    def test(
+        name: str, value: float, total: float, weights: Callable[[], Tensor], parts: int = 1, at: int | None = None
+    ) -> Test:
+        """Of the mean `value`, where `total` is the sum of the squares of `weights`."""
+        spread = 0.0
         if not large or abs(value) > coherent:
-            products, squares = z * weight, weight.square()
+            weight = weights()
+            products, squares = whole().z.unsqueeze(-1) * weight, weight.square()
             for dims in others:
-                scatter, weights = products.sum(dims), squares.sum(dims)
-                scatter -= value * weights
+                scatter, of_each = products.sum(dims), squares.sum(dims)
+                scatter -= value * of_each
                 # Kish's effective sample size: terms of equal weight that would scatter as much
-                count = total**2 / max(float(weights.square().sum()), 1e-300)
+                count = total**2 / max(float(of_each.square().sum()), 1e-300)
                 if count < FEWEST:
                     spread = math.inf
                     break
@@ -434,23 +424,25 @@ def _averages(
                 spread = max(spread, quantile(chance / parts, count - 1.0) * error)
         if not large or abs(value) > coherent + spread / total:
             repeats, variance = rounding()
-            error = math.sqrt(repeats * float((variance * weight.square()).sum()))
+            error = math.sqrt(repeats * float((variance * squares).sum()))
             spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
         return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
 
-    mean = float(z.mean())
-    small = large and abs(mean) <= coherent and math.isfinite(float(unit.max()))  # and all are counted
-    plain = Test("mean", abs(mean) / max(coherent, 1e-300), mean) if small else test("mean", counted())
-    tests = [test("slope", h), plain]
-    if large and _finite(z)[2] <= coherent:  # and so is each mean
+    weighted = [("slope", sums.zh, sums.hh, lambda: (_finite(pair.scale)[0] / whole().size).unsqueeze(-1))]
+    weighted += [("mean", sums.z, sums.counted, counted)]
+    tests = [test(name, part / max(of, 1e-300), max(of, 1e-300), weight) for name, part, of, weight in weighted]
+    if large and (sums.furthest <= coherent or _near_zero(*residual.groups, coherent)):  # and so is each mean
         return tests
-    some = sample(g).contiguous()
-    values = (sample(g, SAMPLE // 16) if large else some).sort().values  # all would take as long as ten passes
-    borders = values[[len(values) * k // DISTINCT_VALUES for k in range(1, DISTINCT_VALUES)]]
-    if large and _near_zero(sample(residual.z), torch.bucketize(some, borders, right=True), coherent):
-        return tests
-    group = torch.bucketize(g.contiguous(), borders, right=True).unsqueeze(-1)
-    sums = (torch.bincount(group.flatten(), x.flatten(), DISTINCT_VALUES) for x in (z, counted()))
-    means = enumerate(torch.div(*sums).nan_to_num().tolist())
-    masks = ((k, group == k) for k, mean in means if not large or abs(mean) > coherent)
-    return tests + [test("values", counted() * mask, DISTINCT_VALUES, k) for k, mask in masks]
+    counts, totals, _ = whole().groups
+    means = np.divide(totals, counts, out=np.zeros_like(totals), where=counts > 0.0)
+    group = torch.bucketize(pair.scale, torch.from_numpy(groups.borders), right=True).unsqueeze(-1)
+    masks = [
+        (k, partial(_of_group, counted(), group, k))
+        for k, mean in enumerate(means)
+        if not large or abs(mean) > coherent
+    ]
+    return tests + [test("values", means[k], max(counts[k], 1e-300), of, DISTINCT_VALUES, k) for k, of in masks]
+
+
+def _of_group(counted: Tensor, group: Tensor, k: int) -> Tensor:
+    return counted * (group == k)

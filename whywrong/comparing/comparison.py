@@ -168,9 +168,13 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
 
         o, g, allowed = o.cpu(), g.cpu(), allowed.cpu() if isinstance(allowed, torch.Tensor) else allowed
     statistics = one_pass(o, g, allowed)
+    return statistics if in_range(statistics) else _rescaled(statistics, o, g, one_pass)
+
+
+def in_range(statistics: Statistics) -> bool:
+    """Whether no sum of squares has overflowed or vanished."""
     sums, largest = (statistics.sum_dd, statistics.sum_gg), statistics.max_abs
-    fine = all(_TINY < total < _HUGE or total == largest == 0.0 for total in sums)
-    return statistics if fine else _rescaled(statistics, o, g, one_pass)
+    return all(_TINY < total < _HUGE or total == largest == 0.0 for total in sums)
 
 
 def distinct_floats(o: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

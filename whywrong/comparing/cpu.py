@@ -24,12 +24,14 @@ RUN = 32 * PIECE_ELEMENTS
 
 Array = np.ndarray
 
+NOTHING = Statistics(*[0, -1, -1, -1], *[0.0] * 12, *[0] * 6)
+"""Of no element."""
+
 
 def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | None) -> Statistics:
     """Every statistic of `o` against `g`; `allowed` is a number, a tensor of their shape or None: see compare."""
     info = torch.finfo(o.dtype) if o.is_floating_point() else None
-    exponents = np.arange(2048) - 1023
-    ulps = np.ldexp(info.eps, np.maximum(exponents, int(math.log2(info.tiny)))) if info else np.ones(2048)
+    ulps = ulps_of(o.dtype)
     half, overflow, top = 0.0, math.inf, math.inf
     if allowed is None and info:
         half, overflow, top = 0.5, info.max * (1.0 + 0.25 * info.eps), info.max
@@ -37,11 +39,11 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
     number = np.array([0.0 if allowed is None or len(tensors) == 3 else allowed])
 
     def run(part: Piece) -> Statistics:
-        parts = []
+        found = NOTHING
         for start, piece in pieces(part, PIECE_ELEMENTS):
             x, y, *bound = (t.to("cpu", torch.float64).reshape(-1).numpy() for t in piece)
-            parts.append(_gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top))
-        return combine(parts) if len(parts) > 1 else parts[0]
+            found = gather(x, y, bound[0] if bound else number, start, ulps, half, overflow, top, found)
+        return found
 
     if o.numel() <= RUN:
         return run((0, tensors))
@@ -49,16 +51,31 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         return combine(list(pool.map(run, pieces((0, tensors), RUN))))
 
 
+def ulps_of(dtype: torch.dtype) -> Array:
+    """The unit in the last place of a dtype, by the exponent in a float64's bits; 1 for whole numbers."""
+    if not dtype.is_floating_point:
+        return np.ones(2048)
+    info, exponents = torch.finfo(dtype), np.arange(2048) - 1023
+    return np.ldexp(info.eps, np.maximum(exponents, int(math.log2(info.tiny))))
+
+
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _gather(
-    o: Array, g: Array, bound: Array, start: int, ulps: Array, half: float, overflow: float, top: float
+def gather(
+    o: Array,
+    g: Array,
+    bound: Array,
+    start: int,
+    ulps: Array,
+    half: float,
+    overflow: float,
+    top: float,
+    found: Statistics,
 ) -> Statistics:
-    """Statistics of a piece. An element may differ by its `bound` and by `half` of its unit in the last place; where
-    |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are correct too."""
-    mismatches = o_nan = g_nan = o_inf = g_inf = o_zero = g_zero = 0
-    first = worst = one_sided = -1
-    worst_o = worst_g = one_o = one_g = 0.0
-    largest = relative = most_ulps = used = sum_abs = sum_dd = sum_gg = sum_dg = 0.0
+    """Statistics of a piece and of what was `found` before. An element may differ by its `bound` and by `half` of its
+    unit in the last place; where |golden| is beyond `overflow`, Inf of its sign, `top` and NaN are correct too."""
+    mismatches, first, worst, one_sided, worst_o, worst_g, one_o, one_g = found[:8]
+    largest, relative, most_ulps, used, sum_abs, sum_dd, sum_gg, sum_dg = found[8:16]
+    o_nan, g_nan, o_inf, g_inf, o_zero, g_zero = found[16:]
     bits, step = g.view(np.int64), 0 if len(bound) == 1 else 1
     for j in range(len(o)):
         x, y = o[j], g[j]

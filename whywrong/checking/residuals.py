@@ -1,0 +1,287 @@
+"""The passes over a block of numbers that the check without a program needs, compiled by numba; in float64.
+
+A block is what is observed and what is expected, of one shape, float32 or float64, contiguous on the CPU. Errors scale
+with what is expected or, of a small change of an earlier step, with the change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor, from_numpy
+
+from whywrong.checking.masks import LOWEST
+from whywrong.checking.updates import sample
+from whywrong.comparing.cpu import NOTHING, PIECE_ELEMENTS, Array, gather, ulps_of
+from whywrong.comparing.precision import dtype_of, stored
+from whywrong.comparing.statistics import Statistics
+
+MASK = 0.5 * LOWEST
+"""Numbers up to this one are masks, which have no size."""
+
+CHUNK = 1 << 12
+"""Elements that are in the fastest cache at a time, with their tolerances."""
+
+Sums = namedtuple("Sums", "counted z zz rr zh hh least largest furthest")
+"""Over the elements that count: how many, and sums of z, z^2, r^2 in the :func:`_unit` of the largest |r|, z h and h^2
+with h = scale / size. Then the least size of all, 0 where there is one without, and the largest |r| and |z|."""
+
+
+class Tolerance(NamedTuple):
+    """|observed - expected| may reach half[exponent of expected] + factor size + constant."""
+
+    half: Array
+    factor: float
+    constant: float
+
+    def halves(self, expected: Tensor) -> Tensor:
+        """half[exponent] of each of what is expected, float64 on the CPU."""
+        return from_numpy(np.asarray(self.half[expected.numpy().view(np.int64) >> 52 & 2047]))
+
+
+class Groups(NamedTuple):
+    """Groups of like values of the scale, between `borders`; every `apart`-th element is looked at."""
+
+    borders: Array
+    apart: int
+
+
+ULPS = ulps_of(torch.float64)
+UNJUDGED, ONE_GROUP = Tolerance(np.zeros(0), 0.0, 0.0), Groups(np.zeros(0), 1 << 62)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is observed and the golden; of a change also what both were before it, and the dtype it was stored in."""
+
+    observed: Tensor
+    golden: Tensor
+    before: tuple[Tensor, Tensor] | None = None
+    dtype: str = "float64"
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """What errors scale with, in float64."""
+        return self.golden.double() - self.before[1].double() if self.before else self.golden.double()
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """In float64."""
+        return stored(self.before[0].double() + self.scale, self.dtype) if self.before else self.scale
+
+    @cached_property
+    def _arrays(self) -> list[Any]:
+        """Observed and golden, and both before the change, without an element where there is none; (n, width) each."""
+        width = self.golden.shape[-1] if self.golden.ndim else 1
+        o, g, *before = (x.reshape(-1, width).numpy() for x in (self.observed, self.golden, *(self.before or ())))
+        return [o, g, *(before or [o[:0], g[:0]])]
+
+    @cached_property
+    def sizes(self) -> tuple[Array, Array, float]:
+        """RMS of the scale in each row and each column, of what is finite and no mask; and of what the observed was off
+        before the change."""
+        _, g, before_o, before_g = self._arrays
+        *sums, largest = _squares(g, before_o, before_g, 1.0)
+        if (unit := _unit(largest)) != 1.0:
+            *sums, _ = _squares(g, before_o, before_g, unit)
+        n, width = g.shape
+        rows, columns, drift = (np.sqrt(x / count) * unit for x, count in zip(sums, (width, n, n * width), strict=True))
+        return rows, columns, float(drift)
+
+    def sampled_scale(self, most: int) -> Array:
+        """The scale of `most` elements about, float64."""
+        first, *other = (sample(x, most).double() for x in (self.golden, *(self.before or ())[1:]))
+        return (first - other[0] if other else first).numpy()
+
+    def measured(
+        self, tolerance: Tolerance = UNJUDGED, groups: Groups = ONE_GROUP, *, fill: bool = True, shrink: float = 0.0
+    ) -> Residuals:
+        """Errors up to `shrink` count as none. `fill` asks for a tensor of each element's numbers. Without a tolerance
+        there are no statistics."""
+        o, g, before_o, before_g = self._arrays
+        rows, columns, _ = self.sizes
+        z, size, allowed = (np.empty(g.shape if fill else (0, 0)) for _ in range(3))
+        spacing = ulps_of(dtype_of(self.dtype))
+
+        def run(unit: float) -> Any:
+            given = o, g, before_o, before_g, rows, columns, spacing, tolerance, groups, ULPS
+            return _residuals(*given, z, size, allowed, shrink, unit)
+
+        sums, statistics, sampled = run(1.0)
+        if (unit := _unit(sums[-2])) != 1.0:
+            sums, statistics, sampled = run(unit)
+        shape = self.golden.shape if fill else (0, 0)
+        filled = (from_numpy(x).view(shape) for x in (z, size, allowed))
+        return Residuals(self.golden.numel(), Sums(*sums), statistics, sampled, *filled)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Of every element of a block z = (observed - expected) / size, 0 where it does not count.
+
+    `size` is that of errors: the scale's own, or the RMS of its row or its column, whichever is largest; Inf where an
+    element does not count, since it has no size or its error is not finite. `allowed` is its tolerance. These are
+    float64, and empty if they were not asked for. `groups` has, of the elements of each group that were looked at and
+    count, their number and the sums of z and z^2.
+    """
+
+    count: int
+    sums: Sums
+    statistics: Statistics
+    groups: tuple[Array, Array, Array]
+    z: Tensor
+    size: Tensor
+    allowed: Tensor
+
+    @property
+    def relative(self) -> float:
+        """The RMS of z."""
+        return math.sqrt(self.sums.zz / self.count)
+
+    @property
+    def absolute(self) -> float:
+        """The RMS of observed - expected, of what counts."""
+        return _unit(self.sums.largest) * math.sqrt(self.sums.rr / self.count)
+
+
+def plain(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype that holds it, contiguous, on the CPU; in pieces so small that torch takes one thread for each."""
+    if x.dtype == dtype:
+        return x.cpu().contiguous()
+    flat, out = x.cpu().reshape(-1), torch.empty(x.numel(), dtype=dtype)
+    for to, piece in zip(out.split(PIECE_ELEMENTS), flat.split(PIECE_ELEMENTS), strict=True):
+        to.copy_(piece)
+    return out.view(x.shape)
+
+
+def float64(x: Tensor) -> Tensor:
+    """x in float64, contiguous, on the CPU."""
+    return plain(x, torch.float64)
+
+
+def _unit(largest: float) -> float:
+    """What numbers up to `largest` are divided by, so that float64 has their squares; 1 as a rule."""
+    return 1.0 if 1e-150 < largest < 1e150 else largest or 1.0
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
+def change(old: Array, new: Array) -> tuple[float, float, float]:
+    """The largest |number| of two arrays, and the sums of squares of the old one and of the change; of finite ones."""
+    largest = squares = changed = 0.0
+    for k in range(len(old)):
+        a, b = np.float64(old[k]), np.float64(new[k])
+        x, y = a if abs(a) < math.inf else 0.0, b if abs(b) < math.inf else 0.0
+        largest = max(largest, max(abs(x), abs(y)))
+        squares += x * x
+        changed += (y - x) ** 2
+    return largest, squares, changed
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _squares(g: Array, before_o: Array, before_g: Array, unit: float) -> tuple[Array, Array, float, float]:
+    """Sums of squares of each row and column of the scale, and of how far the observed was off before, in units of
+    `unit`; and the largest number of the scale."""
+    n, width = g.shape
+    rows, columns, largest, drift, based = np.zeros(n), np.zeros(width), 0.0, 0.0, len(before_g) > 0
+    for i in range(n):
+        row = 0.0
+        for j in range(width):
+            x: Any = np.float64(g[i, j])
+            if based:
+                was = np.float64(before_g[i, j])
+                x -= was
+                drift += ((before_o[i, j] - was) / unit) ** 2
+            x = x if MASK < x < math.inf else 0.0
+            largest = max(largest, abs(x))
+            x = x if unit == 1.0 else x / unit
+            square = x * x
+            row += square
+            columns[j] += square
+        rows[i] = row
+    return rows, columns, drift, largest
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+def _residuals(
+    o: Array,
+    g: Array,
+    before_o: Array,
+    before_g: Array,
+    rows: Array,
+    columns: Array,
+    spacing: Array,
+    tolerance: Tolerance,
+    groups: Groups,
+    ulps: Array,
+    z: Array,
+    size: Array,
+    allowed: Array,
+    shrink: float,
+    unit: float,
+) -> tuple[tuple[float, ...], Statistics, tuple[Array, Array, Array]]:
+    """:data:`Sums`, with r^2 in units of `unit`, and what else is in :class:`Residuals`; fills what is not empty."""
+    half, factor, constant, most = tolerance.half, tolerance.factor, tolerance.constant, np.finfo(np.float64).max
+    x, y, limit = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
+    bits, judged, fill, found, left = y.view(np.int64), len(half) > 0, len(z) > 0, NOTHING, 1
+    several = len(groups.borders) + 1
+    count, total, squares = np.zeros(several), np.zeros(several), np.zeros(several)
+    counted, sum_z, zz, rr, zh, hh, least, largest, furthest = 0, 0.0, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, 0.0
+    n, width = g.shape
+    k, done, based = 0, 0, len(before_g) > 0
+    for i in range(n):
+        row = rows[i]
+        for j in range(width):
+            x[k], y[k] = o[i, j], g[i, j]
+            s = y[k]
+            if based:
+                s -= before_g[i, j]
+                y[k] = before_o[i, j] + s
+                ulp = spacing[(bits[k] >> 52) & 2047]
+                y[k] = np.rint(y[k] / ulp) * ulp
+            whole = s if abs(s) < math.inf else 0.0
+            own = max(abs(whole), row, columns[j])
+            least = min(least, own)
+            r, d = x[k] - y[k], 0.0
+            if judged:
+                most_off = half[(bits[k] >> 52) & 2047] + factor * own + constant
+                limit[k] = min(most_off, most) if most_off >= 0.0 else 0.0  # NaN where there is no size
+            if fill:
+                allowed[i, j] = limit[k]
+            if own > 0.0 and abs(r) < math.inf:
+                own = max(own, 1e-300)
+                r = r if abs(r) > shrink else 0.0
+                d, h = r / own, whole / own
+                counted += 1
+                sum_z += d
+                zz += d * d
+                q = r if unit == 1.0 else r / unit
+                rr += q * q
+                zh += d * h
+                hh += h * h
+                largest, furthest = max(largest, abs(r)), max(furthest, abs(d))
+            else:
+                own = math.inf
+            if fill:
+                size[i, j], z[i, j] = own, d
+            left -= 1
+            if left == 0:
+                left, group = groups.apart, 0
+                for border in groups.borders:
+                    group += s >= border
+                count[group] += own < math.inf
+                total[group] += d
+                squares[group] += d * d
+            k += judged
+            if k == CHUNK:
+                found = gather(x, y, limit, done, ulps, 0.0, math.inf, math.inf, found)
+                done += k
+                k = 0
+    found = gather(x[:k], y[:k], limit[:k], done, ulps, 0.0, math.inf, math.inf, found)
+    return (counted, sum_z, zz, rr, zh, hh, least, largest, furthest), found, (count, total, squares)
