@@ -10,14 +10,15 @@ WORKERS ?= $(shell expr $(JOBS) + 1)
 # Each of JOBS workers on a core of its own: libraries that take all cores would wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
-# `make test K=mhc` runs what belongs to kernels/mhc: its tests, and the notebooks that import it.
+# `make test K=mhc` runs what belongs to kernels/mhc: all of its tests, and the notebooks that import it.
 K ?=
+LONG := $(if $(K),--runlong)
 TESTS := $(if $(K),$(wildcard tests/kernels/test_$(K)*.py),tests)
 BOOKS := $(if $(K),$(shell grep -l "kernels.$(K)[ .]" notebooks/*.ipynb),notebooks)
 
 # Code lines that each package may have; the aims are 1,600 and 5,000. The search for causes has both its list of
 # mutations and what does without one: it is 1,000 lines over its own aim of 1,300.
-BUDGETS := labkit=1612 whywrong=10025
+BUDGETS := labkit=1612 whywrong=10217
 
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12
@@ -30,7 +31,7 @@ DOWNLOAD = $(BIN)/pip download -qq -d wheelhouse -c constraints.txt --only-binar
 # Where it is set, each of some hundred processes would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test lint pytest nbval test-slow lab refresh book docs wheelhouse clean
+.PHONY: setup run test lint pytest nbval test-all test-slow lab refresh book docs wheelhouse clean
 
 run: setup
 	@$(BIN)/labkit run --jobs $(JOBS)
@@ -38,7 +39,11 @@ run: setup
 test: lint pytest nbval
 
 pytest: setup
-	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TESTS)
+	@$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist worksteal -p no:nbval $(LONG) $(TESTS)
+
+# What CI leaves out too, half an hour of it: before a release, and after a change of what many things rest on.
+test-all: LONG := --runlong
+test-all: test
 
 nbval: setup
 	@$(if $(BOOKS),$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-current-env \
@@ -52,7 +57,7 @@ lint: setup
 
 # With the slow tests, hours of them; what they find is recorded under data/results.
 test-slow: lint
-	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal --runslow
+	@$(ONE_THREAD) $(BIN)/pytest -n $(JOBS) --dist worksteal -p no:nbval --runslow
 
 # On copies in lab/, which git ignores: an autosave changes no notebook that is committed. ARGS are for Jupyter, such as
 # ARGS="--port 8899 --no-browser". Root, as in a container, may run it: it listens on 127.0.0.1 and asks for its token.

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 # As in `make test`, however pytest is called: the arrays are small, and threads that wait for each other burn a core.
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import labkit.cli  # noqa: F401  before nbformat: see there
 from labkit.session.catalogue import ROOT
 from labkit.session.device import choose
 from labkit.session.record import WORDS, hash_of, made_by
@@ -22,15 +24,27 @@ DEVICE = choose("auto")  # before any kernel is imported
 
 
 def pytest_addoption(parser):
-    parser.addoption("--runslow", action="store_true", help="run the tests marked slow too: hours")
+    parser.addoption("--runlong", action="store_true", help="run the tests marked long too: half an hour")
+    parser.addoption(
+        "--runslow", action="store_true", help="run the tests marked slow too, and those marked long: hours"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
+    slow, taken = config.getoption("--runslow"), Counter()
+    # A test that is asked for by its name runs; and a GPU runs what has been measured on a CPU in less time.
+    long = slow or config.getoption("--runlong") or DEVICE.is_cuda or any("::" in name for name in config.args)
     for item in items:
         if "gpu" in item.keywords and not DEVICE.is_cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-        if "slow" in item.keywords and not config.getoption("--runslow"):
-            item.add_marker(pytest.mark.skip(reason="slow: pass --runslow"))
+        if "slow" in item.keywords:
+            if not slow:
+                item.add_marker(pytest.mark.skip(reason="slow: pass --runslow"))
+        elif (marker := item.get_closest_marker("long")) and not long:
+            test = item.path, item.originalname
+            taken[test] += 1
+            if taken[test] > marker.kwargs.get("cases", 0):
+                item.add_marker(pytest.mark.skip(reason="long: pass --runlong"))
     items.sort(key=lambda item: "first" not in item.keywords)  # or one worker of several would end with them
 
 

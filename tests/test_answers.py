@@ -42,6 +42,7 @@ FOUND = re.compile(
 README_WORDS = 900
 
 
+@pytest.mark.long
 def test_the_lines_of_python_in_the_readme_find_what_it_says(capsys):
     """The findings, that is: the last digits of errors are the processor's."""
     text = (ROOT / "README.md").read_text()

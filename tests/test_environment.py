@@ -136,6 +136,7 @@ def test_make_installs_with_uv_where_it_can_be_had_and_with_pip_else(tmp_path, i
     assert (made / ".done").exists()
 
 
+@pytest.mark.long
 def test_doctor_names_what_has_no_wheel_for_this_python(monkeypatch, capsys):
     from labkit.cli import doctor
 

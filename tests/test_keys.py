@@ -86,6 +86,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "run"), CASES)
 def test_no_verdict_is_against_what_the_fault_settles(name, run, tmp_path):
     given = KEYS[name].get("parameters", {}) | run

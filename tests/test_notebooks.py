@@ -113,6 +113,7 @@ def test_other_sizes_at_which_blas_rejects_the_call_end_ok_with_every_claim(tmp_
     assert result["metrics"]["named_right"]
 
 
+@pytest.mark.long
 def test_plain_papermill_runs_a_notebook_too(tmp_path):
     parameters = ["-p", "seed", "3", "-p", "device", "cpu"]
     (ROOT / "runs" / "sweep_atlas" / "interactive" / "result.json").unlink(missing_ok=True)

@@ -88,6 +88,7 @@ def test_what_is_said_of_tolerances_is_what_is_on_record():
         assert f"| {float(row['value']):g} | {row['flagged']} of {row['correct']} | {found} |" in docs
 
 
+@pytest.mark.long
 def test_the_blocks_of_the_docs_are_walked_to_the_wrong_one(capsys):
     docs = (ROOT / "docs" / "own_module.md").read_text(encoding="utf-8")
     module, walk = (textwrap.dedent(code) for code in re.findall(r"(?s)```python\n(.*?)```", docs))

@@ -25,6 +25,7 @@ def test_a_sentence_shows_the_part_that_spoke(part):
     assert spoke <= {part, "twins"}  # two numbers are said as two changes are
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_can_be_taken_out_and_is_there_again(part):
     x, w = (torch.randn(6, 9, generator=torch.Generator().manual_seed(seed)).double() for seed in (1, 2))

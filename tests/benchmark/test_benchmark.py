@@ -59,6 +59,7 @@ def flagged(case, **declared):
     return whywrong.localise(case["observed"], recorded, precision=precision).first
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
@@ -80,6 +81,7 @@ def test_with_no_precision_declared_a_kernel_that_goes_on_from_its_registers_is_
     assert whywrong.localise(case["observed"], whywrong.golden(case["reference"], **case["inputs"])).first is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [f"b{k:02}" for k in range(1, 15)])
 def test_none_of_the_correct_ports_is_flagged(name):
     """A filter by a Fourier transform errs as that does, which has to be declared."""
@@ -130,6 +132,7 @@ def test_an_answer_is_right_at_the_right_step_by_an_accepted_kind(step, verdict,
     assert outcome(("sign", "flip"), "y", Answer(step, verdict, kinds)) == expected
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_every_defect_shows_at_its_step(name):
     for p, defect in labels(name).values():
@@ -142,6 +145,7 @@ def test_every_defect_shows_at_its_step(name):
             assert torch.allclose(right[step], wrong[step], rtol=1e-5, atol=1e-7, equal_nan=True), (defect, step)
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_of_each_set_is_explained_as_the_record_says_or_better(name, tmp_path):
     quick = [row for row in RECORDED[name] if float(row["seconds"]) < QUICK]

@@ -69,6 +69,7 @@ def test_a_tool_that_is_not_installed_has_a_row_that_says_how_to_get_it(monkeypa
     assert "| msprobe | not " in table
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", compare.REPORTS)
 def test_of_public_reports_the_true_step_is_first_and_a_correct_port_is_silent(folder):
     runs = {}

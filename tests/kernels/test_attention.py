@@ -16,6 +16,7 @@ FLOAT32 = golden.DECLARED["float32"]
 SIZES = [REPORT, Sizes(3, 37, 53, 29), Sizes(2, 1, 7, 3), Sizes(1, 1, 1, 1), Sizes(1, 257, 509, 64), Sizes(2, 5, 1, 61)]
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_every_step_is_within_its_bound(device, sizes):
     inputs = uniform(sizes, np.random.default_rng(1))

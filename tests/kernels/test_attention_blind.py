@@ -102,6 +102,7 @@ def test_a_fifth_of_the_blind_draws_are_from_outside_the_list(pool, candidates):
     assert 5 <= sum(outside) <= 15
 
 
+@pytest.mark.long
 def test_a_listed_call_is_never_ruled_out_and_no_other_is_named(weighed):
     for seed, (sealed, inside, found) in weighed.items():
         if inside:
@@ -118,6 +119,7 @@ def test_what_is_left_of_a_listed_call_is_one_computation_nearly_always_and_few_
     assert np.median([len(names) for names in left]) <= 4
 
 
+@pytest.mark.long
 def test_a_call_from_outside_is_none_of_these_or_undecidable_where_listed_ones_compute_the_same(
     weighed, listed, device, count
 ):
@@ -191,6 +193,7 @@ def test_a_later_setting_that_refutes_what_was_left_is_flagged():
     assert identify.upheld(none, Weighing(["later"], {}))[1] == "nothing was left to test again"
 
 
+@pytest.mark.long
 def test_a_proof_with_the_wrong_call_left_is_contradicted_by_a_real_run(device, listed):
     settings = {
         name: s for name, s in identify.separating_settings(REPORT).items() if name == "adjacent 128 x 128 x 64"

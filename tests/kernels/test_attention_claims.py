@@ -132,6 +132,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(("claim", "settling", "verdict", "measured"), CASES)
 def test_the_verdict_follows_from_what_was_measured(claim, settling, verdict, measured):
     ledger = labkit.claims("attention_matmul")

@@ -51,6 +51,7 @@ def test_most_calls_that_are_right_at_equal_sizes_are_wrong_at_unequal_ones(outc
     assert len(elsewhere[0].calls) < len(right.calls) / 2
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("sizes", [REPORT, Sizes(1, 37, 53, 29), Sizes(1, 53, 29, 29)], ids=str)
 def test_poison_finds_just_the_calls_that_arithmetic_says_leave_their_operands(device, listed, sizes):
     one = replace(sizes, heads=1)

@@ -122,6 +122,7 @@ def test_one_tf32_product_is_not_within_the_bound_of_three(rng):
     assert not compare(weights @ cut[2], value, bound=bound).ok
 
 
+@pytest.mark.long
 def test_every_run_gives_the_same_bits_on_poisoned_memory(device, rng):
     q, k, v = sampled(Sizes(3, 70, 133, 29), rng, device)
     for run in (lambda: scores.scores(q, k), lambda: fused.attention(q, k, v)):

@@ -77,11 +77,13 @@ def assert_every_step_agrees(theirs, ours, given):
     ] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", [SMALL, *OTHERS], ids=str)
 def test_every_step_and_every_gradient_is_hugging_faces_in_float64(rng, config):
     assert_every_step_agrees(*pair(config), batch(config, rng))
 
 
+@pytest.mark.long
 def test_in_float32_no_step_has_an_error_of_its_own(rng):
     """Own and inherited errors told apart, scores too, where nothing is masked."""
     theirs, ours = pair(OTHERS[1])
@@ -92,11 +94,13 @@ def test_in_float32_no_step_has_an_error_of_its_own(rng):
     assert found.findings["bert.encoder.layer.0.attention.self/mul"].own.ok
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("switch", [{"activation": "gelu_tanh"}, {"activation": "relu"}, {"eps": 1e-3}], ids=str)
 def test_switches_that_hugging_face_has_agree_with_it(rng, switch):
     assert_every_step_agrees(*pair(OTHERS[1], replace(BERT, **switch)), batch(OTHERS[1], rng))
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("field", "first"),
     [
@@ -225,6 +229,7 @@ def test_all_differences_together_lead_from_the_report_to_bert():
         assert apart <= {field for both in DIFFERENCES.values() for field in both[at]}
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("field", "value", "first"),
     [
@@ -477,6 +482,7 @@ def in_training():
     return ours, ids, labels, variances(theirs, lambda: theirs(input_ids=ids, labels=labels).loss, 400)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", [None, *DROPOUTS])
 def test_in_training_each_dropout_is_where_hugging_face_has_it(in_training, missing):
     """Models in training cannot be compared number by number, but what their dropouts make of the gradients can."""

@@ -257,6 +257,7 @@ BY_TRAINING = {
 }
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("claim", "losses", "verdict"), [(claim, *case) for claim, cases in BY_TRAINING.items() for case in cases]
 )
@@ -264,6 +265,7 @@ def test_a_claim_on_trainings_comes_out_as_their_losses_say(claim, losses, verdi
     assert by_trainings(trainings(losses))[claim].verdict == verdict
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("claim", BY_TRAINING)
 def test_without_rows_it_is_untestable_and_with_noise_or_a_plateau_undecidable(claim):
     assert by_trainings(NOTHING)[claim].verdict == "untestable"
@@ -514,6 +516,7 @@ def test_a_difference_that_acts_in_training_alone_contributes_nothing_and_others
     assert found["head_transform"]["layers.1.output"] == 0.0 < found["head_transform"]["logits"]
 
 
+@pytest.mark.long
 def test_every_hidden_difference_is_named_or_left_with_those_that_it_cannot_be_told_from():
     for name, switches in blind.HYPOTHESES.items():
         left = blind.identify(switches).left

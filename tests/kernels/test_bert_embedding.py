@@ -79,6 +79,7 @@ def wrong(found, ids, types, tables, dout, eps=1e-6, padding=-1, keep=None):
     return report.divergent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_result_and_gradients_are_torchs(device, rng, shape, dtype):
@@ -95,6 +96,7 @@ def short_chunks(monkeypatch, device):
         monkeypatch.setattr(embedding, "CHUNK", 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(1, 23, 16, 3, 2), (1, 69, 2, 1, 1)], ids=str)
 def test_runs_of_one_id_over_many_chunks_are_summed(device, rng, short_chunks, shape):
     """The second has more chunks of one id than are added up at a time, which is 32."""
@@ -104,6 +106,7 @@ def test_runs_of_one_id_over_many_chunks_are_summed(device, rng, short_chunks, s
     assert wrong(found, ids, types, tables, dout) == []
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("padding", [-1, 3])
 def test_without_types_all_are_of_the_first(device, rng, padding):
     ids, _, tables, dout = draw((2, 17, 40, 13, 2), rng, typed=False)
@@ -113,6 +116,7 @@ def test_without_types_all_are_of_the_first(device, rng, padding):
     assert padding < 0 or not found[1][padding].any()
 
 
+@pytest.mark.long
 def test_an_error_of_one_part_in_a_thousand_is_beyond_the_bound(device, rng):
     ids, types, tables, dout = draw((2, 9, 40, 13, 2), rng)
     found = ours(ids, types, tables, dout, device, eps=1e-6)
@@ -121,6 +125,7 @@ def test_an_error_of_one_part_in_a_thousand_is_beyond_the_bound(device, rng):
         assert len(wrong(spoilt, ids, types, tables, dout)) == 1
 
 
+@pytest.mark.long
 def test_rows_that_no_id_asks_for_have_no_gradient(device, rng):
     ids, types, tables, dout = draw((2, 8, 12, 50, 2), rng)
     with poisoned():
@@ -131,6 +136,7 @@ def test_rows_that_no_id_asks_for_have_no_gradient(device, rng):
     assert not positions[8:].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drop", [0.1, 0.5])
 def test_dropout_keeps_a_share_and_the_backward_knows_which(device, rng, drop):
     ids, types, tables, dout = draw((2, 12, 200, 30, 2), rng)
@@ -142,6 +148,7 @@ def test_dropout_keeps_a_share_and_the_backward_knows_which(device, rng, drop):
     assert wrong(found, ids, types, tables, dout, keep=kept / (1 - rate)) == []
 
 
+@pytest.mark.long
 def test_dropout_is_independent_of_row_column_and_part(device, rng):
     """The correlation of the mask with itself, one row, one column and one part on, is that of independent draws."""
     ids, types, tables, _ = draw((2, 17, 512, 30, 2), rng)
@@ -152,6 +159,7 @@ def test_dropout_is_independent_of_row_column_and_part(device, rng):
         assert abs(float((a * b).mean())) < confidence(1, 5) / a.numel() ** 0.5
 
 
+@pytest.mark.long
 def test_a_seed_gives_one_mask_and_another_seed_another(device, rng):
     ids, types, tables, _ = draw((2, 6, 64, 30, 2), rng)
     given = (ids.to(device), types.to(device), *(table.to(device) for table in tables))
@@ -165,6 +173,7 @@ def test_a_seed_gives_one_mask_and_another_seed_another(device, rng):
     assert torch.equal(first, embedding.embed(*given, dropout=0.5))
 
 
+@pytest.mark.long
 def test_gradients_of_repeats_are_bit_identical_though_ids_repeat(device, rng, short_chunks):
     ids, types, tables, dout = draw((2, 10, 40, 3, 2), rng)
     first = ours(ids, types, tables, dout, device, dropout=0.1, seed=5)
@@ -226,6 +235,7 @@ for name, constants in OWN.items():
 """
 
 
+@pytest.mark.long
 def test_kernels_compile_for_compute_capability_9_without_a_gpu(tmp_path):
     """Triton's compiler takes less Python than its interpreter does."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -80,6 +80,7 @@ def test_prose_is_kept_and_all_else_is_not():
     ]
 
 
+@pytest.mark.long
 def test_a_held_out_paragraph_that_was_trained_on_is_left_out(rng):
     """Pieces are held out by their hash; copies of them in the training text, and near copies, are found."""
     words = [f"word{k}" for k in range(500)]
@@ -196,6 +197,7 @@ def plain(row):
     return {name: value for name, value in row.items() if name != "seconds"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["bert", "report"])
 def test_a_run_resumed_at_every_step_is_bit_identical(sample, tmp_path, preset):
     run = replace(TINY, preset=preset)
@@ -207,6 +209,7 @@ def test_a_run_resumed_at_every_step_is_bit_identical(sample, tmp_path, preset):
     assert not list((tmp_path / "b").iterdir())
 
 
+@pytest.mark.long
 def test_training_learns_and_its_row_says_all(sample, tmp_path):
     run = replace(TINY, steps=60, rate=1e-2, batch=16)
     row = training.train(run, tmp_path, source=sample)
@@ -220,6 +223,7 @@ def test_training_learns_and_its_row_says_all(sample, tmp_path):
     assert row["text"]["sha256"] == corpus.DIGESTS["sample"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["bert", "report"])
 def test_a_loss_is_one_compiled_graph(preset):
     """The names of its steps would otherwise end a graph each."""
@@ -230,6 +234,7 @@ def test_a_loss_is_one_compiled_graph(preset):
     assert (found.graph_count, found.graph_break_count) == (1, 0)
 
 
+@pytest.mark.long
 def test_hugging_faces_model_starts_where_bert_starts_and_trains(sample, tmp_path):
     ours, theirs = (
         training.model_of(replace(TINY, preset=name), 50).eval() for name in ("bert", training.HUGGING_FACE)
@@ -335,6 +340,7 @@ def test_a_batch_larger_than_the_corpus_is_refused(sample):
         training.Data(replace(TINY, batch=99999999), sample)
 
 
+@pytest.mark.long
 def test_the_command_line_trains_resumes_and_reports(device, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     sizes = {"hidden": 16, "layers": 1, "heads": 2, "length": 24, "batch": 4, "steps": 4, "device": device}
@@ -367,6 +373,7 @@ contrasts: [[option_b, report]]
 """
 
 
+@pytest.mark.long
 def test_the_planned_trainings_are_made_over_several_calls_and_by_several_jobs(tmp_path):
     """As it is called, since jobs are processes of their own that have to find the code again."""
     plan, rows, kept = tmp_path / "plan.yaml", tmp_path / "rows.jsonl", tmp_path / "kept.jsonl"

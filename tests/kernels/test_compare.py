@@ -39,6 +39,7 @@ def test_there_are_as_many_kinds_as_the_tables_promise():
     assert {fault.system for fault in FAULTS} == {way.system for way in CLEAN}
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("fault", FAULTS, ids=_names(FAULTS))
 def test_a_fault_is_found_at_its_step(device, fault):
     for size in SIZES[:2]:
@@ -47,6 +48,7 @@ def test_a_fault_is_found_at_its_step(device, fault):
         assert first_wrong(observed, golden(fault.system, x), FP32) == fault.step
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("way", CLEAN, ids=_names(CLEAN))
 def test_a_clean_difference_is_not_called_wrong(device, way):
     for size in SIZES[:2]:
@@ -153,6 +155,7 @@ def test_a_strength_is_what_an_observer_who_knows_the_shape_sees():
     assert np.mean(strengths) == pytest.approx(3.0 * trials.SMALLEST, abs=4.0 / 12**0.5)
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("instrument", [name for name in trials.FAULT_FOR if name != "elements"])
 def test_without_one_test_of_structure_a_fault_is_lost(instrument, monkeypatch):
     fault, x, observed = trials.observed_for(instrument)
@@ -172,6 +175,7 @@ def test_without_the_elementwise_bound_a_fault_is_lost(monkeypatch):
     assert localise(observed, reference, precision=FP32).first != fault.step
 
 
+@pytest.mark.long
 def test_the_table_of_instruments_has_a_fault_that_each_alone_reports():
     assert [row[-1] for row in trials.faults_by_instrument().rows] == [*trials.FAULT_FOR]
 
@@ -203,6 +207,7 @@ LOUD_ROW = NORMAL * torch.where(torch.arange(2048) == 16, 10.0, 1.0)[:, None]
 QUIET_ROWS = NORMAL * torch.where(torch.arange(2048) % 16 == 0, 0.1, 1.0)[:, None]
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("golden", "scale", "dead", "flipped", "scaled"),
     [
@@ -379,6 +384,7 @@ def test_the_figure_of_what_is_identified_names_the_best_of_the_checks():
     assert [text.xy[0] for text in axes.texts] == [100.0] * (1 + len(CHECKS))
 
 
+@pytest.mark.long
 def test_no_false_alarm_over_clean_products_and_every_spoilt_element_is_caught():
     """K from 1 to 65,536, three orders, four kinds of data; ten times beyond the bound is always seen."""
     rng = np.random.default_rng(8)

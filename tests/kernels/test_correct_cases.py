@@ -7,6 +7,7 @@ import pytest
 from tools import correct_cases
 
 
+@pytest.mark.long
 def test_a_second_run_takes_other_seeds(tmp_path, monkeypatch, capsys):
     path = tmp_path / "record.csv"
     for run in (1, 2):

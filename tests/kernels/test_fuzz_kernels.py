@@ -38,6 +38,7 @@ SHORT = {
 """What `make test` fuzzings, and in how many examples."""
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_kernel_stands_or_falls(name):
     case = CASES[name]

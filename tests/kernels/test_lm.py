@@ -375,6 +375,7 @@ def test_the_gpus_of_a_machine_are_held_to_its_own_processes(raw, monkeypatch):
     assert not list(preflight._device(parsed(raw), 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_compiled_layer_keeps_for_backward_what_the_preflight_counts(raw, precision, device):
     sizes = config.Model(dim=256, layers=1, heads=2, hidden=704)
@@ -492,6 +493,7 @@ def test_a_configuration_survives_being_written(raw):
     assert parsed(config.as_dict(parsed(raw))) == parsed(raw)
 
 
+@pytest.mark.long
 def test_the_command_line_names_what_is_wrong_and_leaves_with_2(raw, tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(raw))
@@ -522,6 +524,7 @@ def test_the_harness_evaluates_tasks_from_local_files(raw):
     assert set(found) == set(given.evaluation.tasks)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", ["ours", "plain", "stronger"])
 def test_a_step_is_profiled_by_kind_of_kernel(raw, tmp_path, capsys, name):
     path = tmp_path / "run.yaml"
@@ -764,6 +767,7 @@ def test_a_reports_schedule_contradicts_only_within_a_warm_up_that_is_known(tmp_
     assert (found.agrees, bool(found.missing)) == (None, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["| {0} | {1:.5f} | {2:.4e} |", "| step | loss | lr |"], ids=["rows", "headers"])
 def test_a_report_with_very_many_rows_is_analysed_in_seconds(tmp_path, line):
     path, count = tmp_path / "report.md", 10_000
@@ -815,6 +819,7 @@ def test_a_damaged_file_that_is_analysed_is_one_line(tmp_path, capsys, name, con
     assert len(shown) < 400
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize(
     "content", ["", "# nothing\n", "[" * 1200, "1", "steps: 1e999\n", "\x00", "a: !!python/object:os.x 1"]
 )
@@ -827,6 +832,7 @@ def test_a_configuration_that_is_none_is_told_without_a_traceback(tmp_path, caps
     assert main(["preflight", str(path), "steps=ten"]) == 2
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("content", ["[" * DEEP, "[]", '{"data": 1e999}', "", "{"])
 def test_a_damaged_configuration_on_record_is_one_line(raw, tmp_path, capsys, content):
     path = training.train(parsed(raw))
@@ -919,6 +925,7 @@ def speeds(ledger, report, tokens_per_word=6.6):
     claims.settle_speeds(ledger, report, tokens_per_word)
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("claim", "settle", "other", "verdict"),
     [

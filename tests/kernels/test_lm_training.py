@@ -135,6 +135,7 @@ print(json.dumps({"killed": killed, "finished": finished, "newest": sorted(newes
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_gives_the_losses_of_one_that_was_not(raw, tmp_path, kills):
     command = [sys.executable, "-c", KILLED, json.dumps(raw), str(kills)]
@@ -304,6 +305,7 @@ def test_a_checkpoint_damaged_anywhere_is_one_line(raw, tmp_path):
     assert preflight.check(raw)[1] == []
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl"])
 @pytest.mark.parametrize("line", ["no line", '{"step": "x"}'])
 def test_a_line_that_is_none_is_named_before_the_first_step(raw, tmp_path, name, line):
@@ -386,6 +388,7 @@ def torchrun(text, tmp_path_factory):
     return run
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(torchrun, tmp_path, parallel):
     raw, folder = torchrun(parallel)
@@ -454,6 +457,7 @@ def test_a_rank_that_saw_another_batch_is_told_from_the_others(raw, tmp_path, pa
     assert experiments.first_difference(right / "rank0", wrong / "rank0") == (3, "loss")
 
 
+@pytest.mark.long
 def test_two_runs_that_part_are_told_by_the_first_step_and_tensor(raw, tmp_path, capsys):
     raw |= {"dumps": {"every": 2, "tensors": ["head.output"]}}
     paths = []

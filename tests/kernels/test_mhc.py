@@ -86,6 +86,7 @@ def held(inputs):
     return verification.check_operator(inputs, C)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_step_forward_and_backward_is_within_its_bound(device, rng, shape):
     found = held(sample(*shape, rng).to(device))
@@ -111,6 +112,7 @@ def test_every_step_is_within_its_bound_in_every_type(rng, shape, dtype):
     assert found.first is None, str(found)
 
 
+@pytest.mark.long
 def test_a_scale_of_one_percent_in_the_projection_is_not_within_it(device, rng):
     inputs = sample(9, 4, 64, rng).to(device)
     observed = verification.observed(inputs, C)
@@ -121,6 +123,7 @@ def test_a_scale_of_one_percent_in_the_projection_is_not_within_it(device, rng):
     )
 
 
+@pytest.mark.long
 def test_repeats_are_bit_identical_and_outputs_fully_written(device, rng):
     inputs = sample(19, 4, 67, rng).to(device)
     with poisoned():
@@ -178,6 +181,7 @@ def whole_golden(x, phi, b, alpha, dout):
     return {"out": out} | dict(zip(("dx", "dphi", "db", "dalpha"), gradients, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lead", [None, (3, 7)])
 def test_the_operator_around_a_layer_has_autograds_gradients(device, rng, lead):
     inputs = sample(21, 4, 24, rng)
@@ -229,6 +233,7 @@ def test_the_edge_that_carries_the_results_gradient_holds_no_value(device, rng):
     assert carrier.untyped_storage().nbytes() == carrier.element_size()
 
 
+@pytest.mark.long
 def test_a_module_wraps_any_layer_and_learns(device):
     torch.manual_seed(0)
     block = mhc.HyperConnection(torch.nn.Linear(16, 16), d=16, n=2).to(device)
@@ -255,6 +260,7 @@ def test_no_tokens_give_nothing_and_zero_gradients(device):
     assert not alpha.grad.any()
 
 
+@pytest.mark.long
 def test_x_need_not_be_contiguous(device, rng):
     inputs = sample(12, 4, 10, rng).to(device)
     x, phi, b, alpha, _ = leaves(inputs)
@@ -306,6 +312,7 @@ def test_constants_are_checked(name, value):
         Constants(**{name: value})
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_any_number_of_iterations(device, rng, iterations):
     c = Constants(iterations=iterations, hc_eps=1e-3)
@@ -340,6 +347,7 @@ def test_transformer_engines_result_is_handed_on_without_a_copy_of_its_gradient(
 RIVALS = faulty.rivals(4, 40, 16)
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", ["right", *RIVALS])
 def test_each_wrong_access_is_what_the_kernel_then_computes(device, name):
     access = RIVALS.get(name, faulty.CORRECT_ACCESS)
@@ -349,6 +357,7 @@ def test_each_wrong_access_is_what_the_kernel_then_computes(device, name):
     assert all(held.values()), held
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", [name for name in RIVALS if not name.startswith("hc_eps") and "64" not in name])
 def test_each_wrong_access_changes_dalpha_pre_alone(device, name):
     p = faulty.Problem.sample(9, 4, 40, 3, C, device)
@@ -367,6 +376,7 @@ def test_the_faulty_kernels_own_error_is_the_inner_product(device):
     assert (found.first, found.own, found.inherited) == ("dpre", ["dpre"], ["g_pre", "dalpha"])
 
 
+@pytest.mark.long
 def test_what_was_compiled_for_other_addresses_is_not_launched(device, rng):
     inputs = sample(6, 4, 24, rng).to(device)
     names = ("x", "phi", "b", "alpha")
@@ -387,6 +397,7 @@ def test_every_way_of_summing_is_within_its_bound(device, rng, way, count):
     assert compare(sums.total(way, a, b), products.sum()[None], bound=bound).ok
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("way", [way for way in sums.WAYS if way != "atomic_add"])
 def test_a_fixed_order_gives_the_same_bits_and_leaves_the_counter_at_zero(device, rng, way):
     a, b = (torch.from_numpy(rng.standard_normal(50_000, dtype=np.float32)).to(device) for _ in range(2))

@@ -51,6 +51,7 @@ def ratios():
     return likelihood.ratios(24, 4, 64, range(60), faulty.rivals(4, 64, 16), C)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", ["first tile of 16 columns only", "dx_in one element late", "mix from post's columns"])
 def test_one_test_names_no_fault_and_many_name_the_right_one(ratios, name):
     access = faulty.rivals(4, 64, 16)[name]
@@ -103,6 +104,7 @@ def settled(case, n, d, tile, tokens, seed):
     return {name for name in (*faulty.rivals(n, d, tile), identify.NO_FAULT) if same(name)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "first", [0, 25, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50) if n % 25 and not n % 5)]
 )
@@ -167,6 +169,7 @@ def factors(access, device, size=1.0):
     return p, observed, whywrong.localise(observed, counterfactual.recorded(p), precision=whywrong.Precision())
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of an overflow that is meant
 @pytest.mark.parametrize(
     ("claim", "confirmed", "refuted"),
@@ -184,6 +187,7 @@ def test_hypotheses_on_the_factors_by_kernels_that_have_the_fault_and_that_have_
         assert verdict(claim, claims.settle_factors, *factors(access, device, *size), **GIVEN) == word
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("claim", "access", "wanted"),
     [
@@ -238,6 +242,7 @@ def test_the_plans_loops_add_ten_products_at_four_streams(rng):
     assert verdict("manual_sum_equals", claims.settle_manual_sum, products[:1, :1]) == "confirmed"
 
 
+@pytest.mark.long
 def test_a_line_for_the_tile_is_right_where_it_covers_every_column(device):
     rows = experiments.try_block(lambda columns, streams: 32, 4, device).rows
     assert [row[-1] for row in rows] == ["right"] * 3 + ["WRONG"] * 4
@@ -466,6 +471,7 @@ def test_the_picture_of_sums_says_whether_a_fixed_order_is_slower(flagged, words
 KEY = yaml.safe_load((ROOT / "tests/keys/dalpha_atomics.yaml").read_text(encoding="utf-8"))["faults"]
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(("name", "n"), [(name, 4) for name in KEY] + [(f, 1) for f in KEY if isinstance(KEY[f], list)])
 def test_no_verdict_on_a_kernel_is_against_the_key_of_its_fault(device, rng, name, n):
     """Of the claims that need no more than one run of the kernel; tests/test_keys.py runs the whole notebook."""

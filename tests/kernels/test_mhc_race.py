@@ -103,6 +103,7 @@ def test_a_spare_buffer_that_is_used_removes_the_overwrite_and_one_that_is_unuse
         assert [copy[0] for copy in used.writes] == [copy[0] for copy in was.writes]
 
 
+@pytest.mark.long
 def test_the_texts_with_a_spare_buffer_differ_in_two_constants_down_to_the_machine_code(compiled, spare):
     for name, pair in spare[0].items():
         assert all("arith.cmpi sge" in line for lines in spare_buffer.differing(pair) for line in lines)
@@ -363,6 +364,7 @@ def test_a_records_claims_on_runs_are_settled_by_its_runs_and_the_others_as_reco
     assert {settled.verdict for settled in ledger.settled.values()} == {"untestable"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("racing", "spare_repeats", "begins"),
     [

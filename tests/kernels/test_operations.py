@@ -103,12 +103,14 @@ def test_every_operation_of_the_library_is_in_the_table(device):
     assert tuple(operations(device)) == NAMES
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_keeps_torchs_rules(device, name):
     operation, given = operations(device)[name]
     torch.library.opcheck(operation, given)
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(", out")])
 def test_what_an_operation_gives_lies_as_its_fake_form_says_in_every_layout(device, name):
     operation, given = operations(device)[name]
@@ -153,6 +155,7 @@ def gradients(model, leaves):
 MODELS = ("attention", "scores", "sum of products", "embedding", "hyper-connection")
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_compiled_without_a_break_and_gives_the_same(device, name, autocast):
@@ -178,6 +181,7 @@ def test_a_result_that_is_handed_in_is_written_in_a_compiled_graph_too(device):
     assert torch.equal(out, run(q, k, v))
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_its_gradient_by_torch_func_is_the_same(device, name):
     run, leaves = models(device)[name]

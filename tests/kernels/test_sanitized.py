@@ -85,6 +85,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_a_training_step_touches_nothing_outside_of_its_memory(run):
     build(FOLDER / "api.cu", HOST, Device("cpu", "X"))
     done = run(STEP)
@@ -97,6 +98,7 @@ def source(tmp_path):
     return tmp_path / "shift.cu"
 
 
+@pytest.mark.long
 def test_a_kernel_that_reads_one_element_too_many_is_ended_and_its_line_is_named(run, source):
     library = build(source, HOST, Device("cpu", "X"))
     done = run(CALLS + "library.shift(p(library.room(5)), p(library.room(5)), 5)", str(library))

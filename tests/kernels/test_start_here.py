@@ -67,6 +67,7 @@ def expected(name, x, gain):
     }[name]()
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", faulty.FAULTS)
 def test_a_fault_is_what_it_says_and_spoils_its_step_first(name, device):
     x, gain = inputs(3, device=device)
@@ -132,6 +133,7 @@ def test_a_line_that_is_not_python_and_a_kernel_without_fault_are_refused(tmp_pa
         files.repaired(tmp_path, faulty.NONE, "return 1")
 
 
+@pytest.mark.long
 def test_the_kernel_in_a_file_is_the_chosen_one_and_can_be_imported_by_a_script(device, tmp_path, capsys):
     x, gain = inputs(7, 2, 33, device)
     suspect = files.suspect(tmp_path, faulty.BLIND, 4)
@@ -143,6 +145,7 @@ def test_the_kernel_in_a_file_is_the_chosen_one_and_can_be_imported_by_a_script(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_the_picture_shows_where_a_tail_is_left_out(device):
     x, gain = inputs(8, device=device)
     axes = figures.plot_step("mean_square", faulty.kernel("forgotten_tail"), x, gain, "").axes
@@ -187,6 +190,7 @@ def test_no_wrong_cause_is_named_in_fifty_draws(seed, device):
     assert verdict != "refuted", why
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("name", [name for name in faulty.FAULTS if name != "unmasked_tail"])
 def test_the_cause_is_named(name, device):
     verdict, why = settled(name, 0, device)

@@ -30,6 +30,7 @@ def test_a_tile_is_exact_up_to_its_width_and_wrong_one_column_later(device, d, r
     assert errors["dx_in one element late"] > 100.0
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", ["x as [T, D, n]", "x without its stream in the token's stride"])
 def test_a_stride_between_streams_does_no_harm_to_one(device, name):
     assert experiments.point(4, 1, 24, 0, device)[name] <= 1.0 < experiments.point(4, 4, 24, 0, device)[name]

@@ -41,6 +41,7 @@ def drawn(config, rng):
     return experiments.perturbed(config, rng), *rng.integers(0, config.vocabulary, shape)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("engine", tinyllm.ENGINES)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_step_and_gradient_is_within_its_bound(where, rng, config, engine):
@@ -88,6 +89,7 @@ def test_gradients_computed_beside_others_have_the_same_bits(where, rng, steps):
         np.testing.assert_array_equal(value, kept[1][name], err_msg=name)
 
 
+@pytest.mark.long
 def test_a_missing_scale_is_not_within_it(where, rng):
     config = CONFIGS[0]
     parameters, tokens, targets = drawn(config, rng)
@@ -206,6 +208,7 @@ def outcome(swept, *names, memory="zeros"):
     return sweep.outcomes[memory][sweep.at(fault_sets.bits(names)[None])[0]]
 
 
+@pytest.mark.long
 def test_a_right_program_is_right_in_any_memory_and_each_switch_changes_some_outcome(swept):
     sweep, _ = swept
     for o in sweep.outcomes.values():
@@ -514,6 +517,7 @@ def test_on_a_gpu_no_unknown_program_is_wrongly_identified_and_those_that_stay_i
         assert (o["status"][within] != faulty.UNSTEADY).all()
 
 
+@pytest.mark.long
 def test_no_unknown_program_is_wrongly_identified(swept, unknown):
     """Fifty programs, among them a fifth whose fault is none of the switches."""
     sweep, rows = swept
@@ -539,6 +543,7 @@ def test_a_wrong_name_would_be_seen(swept):
     assert wrongly_identified("h2d starts one element late", weighing)
 
 
+@pytest.mark.long
 def test_what_names_a_program_does_not_know_how_it_was_drawn():
     code = "import sys, kernels.tinyllm.identify; sys.exit('kernels.tinyllm.blind' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -876,6 +881,7 @@ def test_the_corpus_is_text_and_a_folder_of_ones_own(tmp_path):
     assert len(corpus(str(tmp_path)).text) > 10_000
 
 
+@pytest.mark.long
 def test_it_learns(where, rng):
     config = Config(context=32, width=32, heads=2, layers=1, sequences=8)
     training, validation = corpus().split()

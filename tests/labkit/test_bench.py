@@ -52,6 +52,7 @@ def test_a_folder_without_a_bench_is_refused(tmp_path):
         bench.bench("nothing", "cpu", tmp_path)
 
 
+@pytest.mark.long
 def test_a_benchmark_is_added_to_what_was_recorded_before(tmp_path, monkeypatch):
     """Of each case the newest run is read, whatever was run beside it."""
     monkeypatch.setattr(bench, "made_by", lambda _: "hash")

@@ -187,6 +187,7 @@ def test_bench_wants_a_known_name(capsys):
     assert "no notebook is called 'nothing'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_doctor_says_what_runs_where(capsys):
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out

@@ -18,6 +18,7 @@ def test_what_needs_a_gpu_says_so_on_a_cpu():
         device.Device("cpu", "x").needs_cuda("TF32", "ask for float32")
 
 
+@pytest.mark.long
 def test_kernels_imported_for_one_device_cannot_be_used_for_the_other():
     code = (
         "import os; os.environ['TRITON_INTERPRET'] = '0'\n"
@@ -30,6 +31,7 @@ def test_kernels_imported_for_one_device_cannot_be_used_for_the_other():
     assert "restart the process" in done.stdout
 
 
+@pytest.mark.long
 def test_a_module_beside_kernels_that_has_none_sets_no_device():
     """Torch imports triton: a command of a kernels' folder that imports both has decorated nothing yet."""
     code = (

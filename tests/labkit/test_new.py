@@ -12,6 +12,7 @@ from labkit.cli.main import main
 from labkit.session.catalogue import ROOT
 
 
+@pytest.mark.long
 def test_what_it_makes_passes_the_tests_as_it_is(tmp_path):
     for part in ("labkit", "whywrong", "kernels", "notebooks", "data", "tests", "tools", "README.md", "pyproject.toml"):
         (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, tmp_path / part)

@@ -201,6 +201,7 @@ def test_every_formula_of_every_notebook_is_mathml():
     assert "<script" not in pages._markdown("$\\text{<script>}<script>$")
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("book", notebooks().values(), ids=lambda book: book.name)
 def test_every_notebook_is_a_page_that_asks_for_nothing(book):
     page = committed(book.name)
@@ -230,6 +231,7 @@ def test_a_card_says_what_a_run_found(tmp_path, known):
     assert "<code>odd</code>" not in page, "the answer is that of the defaults"
 
 
+@pytest.mark.long
 def test_what_labkit_run_wrote_is_in_the_gallery_that_it_names(tmp_path, known, capsys):
     path = tmp_path / "books" / "sizes.ipynb"
     book = nbformat.read(path, 4)
@@ -424,6 +426,7 @@ def test_many_runs_of_one_notebook_are_a_grid(tmp_path, known):
     assert "392 confirmed" in seen
 
 
+@pytest.mark.long
 def test_a_thousand_runs_are_a_small_page_in_seconds(tmp_path, known):
     sweep(tmp_path, known, 1000)
     begun = time.process_time()

@@ -81,6 +81,7 @@ def planned(name, out, **parameters):
     return plan.plan([name], {key: str(value) for key, value in parameters.items()}, "cpu", out)
 
 
+@pytest.mark.long
 def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
     books("good", FINISH)
     out = tmp_path / "runs"
@@ -97,6 +98,7 @@ def test_a_finished_run_has_its_four_files_and_is_not_repeated(books, tmp_path):
     assert "reused" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
@@ -120,6 +122,7 @@ def test_a_run_that_did_not_finish_is_a_failure(books, tmp_path, cells, reason):
     assert (one.directory / "report.html").exists()
 
 
+@pytest.mark.long
 def test_a_run_cut_off_half_way_is_taken_up_again(books, tmp_path):
     flag, out = tmp_path / "flag", tmp_path / "runs"
     books("slow", f"import pathlib, time\nif not pathlib.Path({str(flag)!r}).exists(): time.sleep(600)", FINISH)
@@ -135,6 +138,7 @@ def test_a_run_cut_off_half_way_is_taken_up_again(books, tmp_path):
     assert len(list(out.glob("slow/*/result.json"))) == 1
 
 
+@pytest.mark.long
 def test_two_commands_in_one_folder_make_one_run(books, tmp_path):
     count = tmp_path / "count"
     books("once", f"import time; time.sleep(2); open({str(count)!r}, 'a').write('x')", FINISH)
@@ -154,6 +158,7 @@ def test_two_notebooks_run_side_by_side(books, tmp_path):
     assert said.count(" ok ") >= 2
 
 
+@pytest.mark.long
 def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_path):
     books("good", FINISH)
     books("bad", "1 / 0")
@@ -163,6 +168,7 @@ def test_one_failure_among_runs_fails_the_command_and_keeps_the_rest(books, tmp_
     assert "ZeroDivisionError" in said
 
 
+@pytest.mark.long
 def test_a_kernel_that_did_not_start_is_started_once_more(books, tmp_path):
     calls = []
 
@@ -186,6 +192,7 @@ def test_the_run_id_depends_on_parameters_and_code(books, tmp_path):
     assert planned("good", tmp_path)[0].directory == planned("good", tmp_path, heads=12)[0].directory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("names", "given", "share"), [(["a", "b"], "", 3), (["a"], "", 4), (["a"], "2", 2)])
 def test_each_job_is_held_to_its_share_of_the_cores_four_at_most_or_to_less_if_told(
     books, tmp_path, monkeypatch, names, given, share
@@ -215,6 +222,7 @@ def test_of_several_at_a_time_the_longest_begins_first(books, tmp_path, monkeypa
     assert begun == [*order]
 
 
+@pytest.mark.long
 def test_a_run_that_a_cell_starts_shows_figures_and_no_widgets(books, tmp_path, monkeypatch):
     monkeypatch.setenv("JPY_SESSION_NAME", "explore.ipynb")
     books("a", "import os; assert 'JPY_SESSION_NAME' not in os.environ", FINISH)
@@ -246,6 +254,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_what_ends_the_command_ends_its_processes_and_frees_the_lock(books, tmp_path, number):
     if signal.getsignal(number) == signal.SIG_IGN:
@@ -293,6 +302,7 @@ def test_a_second_interrupt_does_not_stop_what_the_first_ends(books, tmp_path, m
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
+@pytest.mark.long
 def test_a_run_that_takes_too_long_is_ended_and_said_so(books, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", 'sagte"wörtlich')
     books("slow", "import os; print(os.environ['MY_TOKEN'])", "import time; time.sleep(600)", FINISH)
@@ -316,6 +326,7 @@ flag.touch()
 """
 
 
+@pytest.mark.long
 def test_a_good_result_stays_until_there_is_another_and_no_page_has_a_secret(books, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MY_TOKEN", 'said"aloud')
     books("flaky", FINISH, FLAKY.format(token=TOKEN, flag=str(tmp_path / "flag")))
@@ -344,6 +355,7 @@ os.write(2, b"the last words")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "end", [FINISH, "raise SystemExit(os.environ['MYSQL_PWD'])", SLEEPS], ids=["ok", "fails", "killed"]
 )
@@ -431,6 +443,7 @@ def test_only_a_result_of_this_very_run_is_reused(forged):
     assert one.finished() is None
 
 
+@pytest.mark.long
 def test_a_result_that_cannot_be_put_in_its_place_fails_the_command(books, tmp_path, capsys):
     books("good", FINISH)
     (planned("good", tmp_path / "runs")[0].directory / "result.json").mkdir(parents=True)
@@ -438,12 +451,14 @@ def test_a_result_that_cannot_be_put_in_its_place_fails_the_command(books, tmp_p
     assert "good: failed: Is a directory: " in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_kernel_has_no_child_that_it_would_wait_for_at_its_end(books, tmp_path):
     """An ipykernel asks its children to end, and waits two seconds for those that do not: the guard is none of them."""
     books("good", "import psutil\nassert psutil.Process().children() == []", FINISH)
     assert main(["run", "good", "--device", "cpu", "--out", str(tmp_path / "runs")]) == 0
 
 
+@pytest.mark.long
 def test_what_a_cell_leaves_behind_does_not_fail_a_run(books, tmp_path, capsys):
     away = tmp_path / "away"
     books("good", f"import os; lab.directory.rename({str(away)!r}); os.symlink({str(away)!r}, lab.directory)", FINISH)
@@ -503,6 +518,7 @@ def test_the_command_says_answer_and_claims_of_a_run_and_which_page_to_open(forg
         )
 
 
+@pytest.mark.long
 def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_path):
     books("forgets", FINISH)
     path = tmp_path / "books" / "forgets.ipynb"
@@ -512,6 +528,7 @@ def test_a_notebook_that_does_not_pass_every_parameter_on_is_refused(books, tmp_
     assert "forgets declares heads too" in one.status
 
 
+@pytest.mark.long
 def test_a_result_needs_the_ledger_of_the_notebooks_own_claims(books, tmp_path):
     books("attention_matmul", FINISH)
     (one,) = runs = planned("attention_matmul", tmp_path / "runs")
@@ -544,6 +561,7 @@ def test_a_page_leaves_out_glue_and_says_what_a_figure_shows(tmp_path):
     assert 'alt="A row of bars"' in page
 
 
+@pytest.mark.long
 def test_times_braces_and_halves_of_characters_in_runs_end_no_command(books, tmp_path, capsys):
     books("good", FINISH)
     books("bad", "raise ValueError('x')")

@@ -149,6 +149,7 @@ def test_variables_that_hold_no_secret_and_short_values_are_shown(monkeypatch):
     assert hidden("a short text") == "a short text"
 
 
+@pytest.mark.long
 def test_the_committed_notebooks_and_records_hold_nothing_to_hide():
     for path in [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "data" / "results").glob("*.json")]:
         content = json.loads(path.read_text())

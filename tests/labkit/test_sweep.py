@@ -81,6 +81,7 @@ def test_a_sample_is_always_the_same_and_more_have_the_fewer_among_them(books):
     )
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -123,6 +124,7 @@ def test_what_is_wrong_is_one_line_before_anything_starts(books, tmp_path, capsy
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written_is_one_line_and_no_failed_run(books, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["sweep", "brief", "-p", "heads=1", "--workers", "1", "--out", str(tmp_path / "file")]) == 2
@@ -162,6 +164,7 @@ def test_settings_that_the_cluster_does_not_take_are_one_line():
         clusters.batch_cluster("slurm", {"queues": "long"})
 
 
+@pytest.mark.long
 def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_path, capsys):
     """One worker, so that all runs are forked from one server."""
     books("mixed", ISOLATED, DIES.format(flag=str(tmp_path / "flag")))
@@ -216,6 +219,7 @@ def test_runs_are_isolated_deaths_are_made_good_and_the_rest_goes_on(books, tmp_
     assert (statuses[run.name], statuses["copied"]) == ("ok", "failed: result.json is of another run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dashboard", "where"), [("", "127.0.0.1"), ("0.0.0.0:0", "0.0.0.0")])
 def test_the_dashboard_listens_on_loopback_unless_an_address_is_given(dashboard, where):
     with clusters.connect("local", 1, False, None, 0, dashboard) as (client, _):
@@ -238,6 +242,7 @@ def until_running(root, folder):
     return below
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_where_one_worker_of_two_is_killed(books, tmp_path):
     write_notebook(tmp_path / "books", "brief", CELLS)
     command = started(tmp_path, "brief", "-p", "seed=0..3", "--workers", 2)
@@ -250,6 +255,7 @@ def test_a_sweep_goes_on_where_one_worker_of_two_is_killed(books, tmp_path):
     assert "1 attempts were lost with their process and made again" in said
 
 
+@pytest.mark.long
 def test_a_local_worker_whose_nanny_has_given_up_is_replaced():
     import dask
 
@@ -282,6 +288,7 @@ def test_a_nanny_or_a_scheduler_that_is_killed_loses_no_run(books, tmp_path, kin
     assert len(ok_runs(tmp_path)) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
@@ -308,6 +315,7 @@ def test_a_table_that_cannot_be_written_is_one_line(tmp_path, name, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_runs_that_failed_and_those_before_a_new_parameter_have_their_rows(books, tmp_path):
     books("brief", "raise ValueError")
     runs = tmp_path / "runs"
@@ -326,6 +334,7 @@ def test_a_notebook_without_runs_has_no_table(books, tmp_path, capsys):
     assert "holds no runs" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_fuzzing_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
     torch = pytest.importorskip("torch")
     distributed = pytest.importorskip("distributed")
@@ -342,6 +351,7 @@ def test_fuzzing_on_a_cluster_stops_at_a_failure_and_counts_all(tmp_path):
     assert right.examples >= 10, "the counts of three fuzzings"
 
 
+@pytest.mark.long
 def test_faults_at_random_moments_lose_no_run_and_make_none_falsely_ok(tmp_path):
     """`python -m tools.sweep_faults 500` is the long form."""
     local = [kind for kind in KINDS if kind not in OF_A_CLUSTER]

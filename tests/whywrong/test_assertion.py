@@ -48,6 +48,7 @@ def test_a_correct_result_passes_against_every_kind_of_golden(golden):
     whywrong.assert_close((output, Q), (golden["output"], Q.double()))
 
 
+@pytest.mark.long
 def test_a_result_may_have_parts_of_parts():
     x = torch.randn(5, 1, 3, generator=GENERATOR)
     module = torch.nn.LSTM(3, 4)  # gives output, (h, c)
@@ -66,6 +67,7 @@ def test_the_first_line_is_the_verdict_and_a_recorded_golden_separates_own_from_
     assert "wrong elements are 1.001 times what is right" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("against", ["recorded", "numbers"])
 def test_the_worst_elements_are_shown_with_what_each_may_be_off(golden, against):
     output = steps()["output"]
@@ -138,6 +140,7 @@ def test_what_cannot_be_compared_is_no_failed_assertion(golden):
             whywrong.assert_close(observed, golden)
 
 
+@pytest.mark.long
 def test_pytest_shows_the_caller_and_the_message_and_nothing_of_whywrong(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import whywrong, torch\n\ndef test_it():\n    whywrong.assert_close(torch.ones(3), torch.zeros(3).double())\n"

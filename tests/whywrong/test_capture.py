@@ -241,6 +241,7 @@ def graphs():
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 def test_a_model_with_steps_is_compiled_whole(graphs):
     model, x = Stepped(), torch.randn(4, 8)
     compiled = torch.compile(model, backend=graphs.backend, fullgraph=True)
@@ -324,6 +325,7 @@ IN_TORCHS_OWN_WAY = {
 }
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", IN_TORCHS_OWN_WAY)
 def test_what_torchs_narrow_kernels_store_as_they_go_is_no_error(name, dtype):
@@ -364,6 +366,7 @@ class Recurrent(nn.Module):
         return h
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_that_autocast_adds_up_in_sixteen_bits_are_held_to_them(dtype):
     torch.manual_seed(0)

@@ -160,6 +160,7 @@ def test_an_interrupt_ends_the_call_and_the_next_one_works(made):
     assert made("say", 5) == 5
 
 
+@pytest.mark.long
 def test_it_ends_with_the_process_that_began_it():
     code = "import os; from whywrong.child import Child; c = Child(os.getpid); print(c(), flush=True); os._exit(0)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
@@ -210,6 +211,7 @@ def started(code):
     return subprocess.run([sys.executable, "-c", code], check=True).returncode
 
 
+@pytest.mark.long
 def test_the_time_that_a_worker_waits_for_a_compiler_is_not_counted():
     """Which is a process that works; one that sleeps is not waited for."""
     with Child(started) as one:

@@ -210,6 +210,7 @@ class _Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("scale", [1e-250, 1e250])
 @pytest.mark.parametrize("shape", [(3 << 20,), (7, 1 << 19), (1, 3, 1 << 20)])
 def test_squares_that_vanish_or_overflow_are_taken_in_pieces(shape, scale):

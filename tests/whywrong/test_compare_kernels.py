@@ -50,6 +50,7 @@ def spoilt(o, g):
     return o, g
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(("special", "view"), [(False, "transposed"), (True, "contiguous"), (True, "every second")])
 @pytest.mark.parametrize(("observed", "golden"), PAIRS, ids=lambda d: str(d).removeprefix("torch."))
 def test_both_passes_agree(observed, golden, special, view):
@@ -66,6 +67,7 @@ def test_both_passes_agree(observed, golden, special, view):
         agree(o, g, allowed)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_both_passes_agree_on_integers(dtype):
     g = torch.randint(0, 2, (50, 40)).to(dtype)

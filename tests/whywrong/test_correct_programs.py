@@ -17,6 +17,7 @@ RARE = 1e-6
 """What is less probable than that at the stated rate is no chance."""
 
 
+@pytest.mark.long
 def test_flagged_programs_are_as_rare_as_stated():
     found = rp.summary(rp.run(range(150)))
     print("\n".join(rp.printed(found)))
@@ -26,6 +27,7 @@ def test_flagged_programs_are_as_rare_as_stated():
     assert rp.beyond(accused["count"], accused["of"], TRACE_FALSE_POSITIVES) > RARE, found["who"]
 
 
+@pytest.mark.long
 def test_a_step_that_is_off_by_1000_roundings_is_found():
     """Of 1,486 at 1000 roundings 1,468 were found, at the right step: 98.1% at least, with 95% confidence."""
     found = rp.summary(rp.run(range(36), grades=(1000.0,)))

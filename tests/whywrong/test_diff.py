@@ -52,6 +52,7 @@ def recorded(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_recorded_golden_tells_own_from_inherited_at_every_step(recorded, diff):
     assert diff(recorded / "golden.safetensors", recorded / "right.safetensors")[0] == 0
     code, said, _ = diff(recorded / "golden.safetensors", recorded / "wrong.safetensors")
@@ -238,6 +239,7 @@ def test_several_runs_are_compared_with_each_other(tmp_path, diff, capsys):
     assert "every run gave the same bits in every step" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_runs_of_which_some_have_no_gradients_are_compared_with_each_other(recorded, diff):
     right = whywrong.load(recorded / "right.safetensors")
     steps = {name: right[name] for name in right.names if "/" not in name}
@@ -249,6 +251,7 @@ def test_runs_of_which_some_have_no_gradients_are_compared_with_each_other(recor
         assert (code, said["first_divergent_step"], said["run"]) == (1, "grad:norm1.bias", str(runs[1]))
 
 
+@pytest.mark.long
 def test_pictures_of_two_steps_never_overwrite_each_other(tmp_path, diff):
     g = {name: torch.ones(3, 3) for name in ("a/b", "a:b")}
     paths = traces(tmp_path, g, {name: 2 * value for name, value in g.items()})

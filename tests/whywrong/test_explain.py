@@ -74,6 +74,7 @@ def golden():
     return whywrong.golden(reference, **inputs())
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_cause_is_named_with_its_step_and_line(golden, fault):
     found = whywrong.explain(port(**inputs(), fault=fault), golden, precision=F32)
@@ -89,6 +90,7 @@ def test_a_right_port_has_no_cause(golden):
     assert (found.step, found.verdict, found.causes) == (None, "no divergence", [])
 
 
+@pytest.mark.long
 def test_what_no_break_gives_is_none_of_these(golden):
     observed = port(**inputs())
     observed["normed"] = torch.randn(observed["normed"].shape, generator=torch.Generator().manual_seed(5))
@@ -97,6 +99,7 @@ def test_what_no_break_gives_is_none_of_these(golden):
     assert found.tried > 500
 
 
+@pytest.mark.long
 def test_a_cause_reproduces_the_numbers_and_a_fault_beside_it_refutes_it(golden):
     observed = port(**inputs(), fault="by tanh")
     observed["active"][3, 4] += 1.0
@@ -309,6 +312,7 @@ def kernels():
     )
 
 
+@pytest.mark.long
 def test_padding_that_a_loop_counts_each_time_is_one_cause():
     def twice(x, padding=0):
         for _ in range(2):
@@ -324,6 +328,7 @@ def test_padding_that_a_loop_counts_each_time_is_one_cause():
     assert "time)" not in found.causes[0].says
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scaled", "named"), [((0, 0), "a softmax"), ((0, 1), "what a"), ((1, 0), "the sum of")])
 def test_an_online_softmax_that_forgets_to_scale_is_named(scaled, named):
     x, v = inputs()["x"] * 2.0, inputs(1)["w"]
@@ -401,6 +406,7 @@ def test_a_sum_that_lacks_an_end_that_no_list_has_is_named():
         assert words in found.causes[0].says
 
 
+@pytest.mark.long
 def test_errors_that_are_wrong_together_alone_have_no_place_to_search():
     """Each within its tolerance; a row's are one number."""
     generator = torch.Generator().manual_seed(0)
@@ -411,6 +417,7 @@ def test_errors_that_are_wrong_together_alone_have_no_place_to_search():
     assert (found.step, found.verdict) == ("output", "none of these"), found
 
 
+@pytest.mark.long
 def test_errors_in_few_places_are_not_those_of_fewer_digits():
     """Of the size that fewer digits have all over, but these would be everywhere."""
     generator = torch.Generator().manual_seed(0)
@@ -423,6 +430,7 @@ def test_errors_in_few_places_are_not_those_of_fewer_digits():
     assert whywrong.explain({"x": x, "w": w, "output": narrow}, recorded).causes[0].kind == "precision"
 
 
+@pytest.mark.long
 def test_an_error_that_is_like_a_value_of_the_step_is_not_that_of_fewer_digits():
     """An update that is 5% too large, which is as large beside the parameter as what bfloat16 would lose."""
 
@@ -536,6 +544,7 @@ def test_where_nothing_is_a_number_nothing_is_named():
     assert "output is NaN or infinite wherever the reference is finite" in repr(found)
 
 
+@pytest.mark.long
 def test_an_error_like_a_result_on_the_way_is_not_that_of_fewer_digits():
     """An update with another power of its divisor: the parameter is off by about as much as bfloat16 would lose."""
 
@@ -614,6 +623,7 @@ def test_a_value_that_is_cut_to_another_format_is_named_by_it():
         assert words in found.causes[0].says, found
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 def test_complex_values_on_the_way_do_not_matter_to_noise():
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -640,6 +650,7 @@ def test_a_narrower_copy_in_place_of_the_number_itself_is_a_matter_of_precision(
     assert (found.verdict, found.causes[0].kind) == ("cause", "precision"), found
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(("reference", "given", "output", "kind", "words"), further())
 def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(reference, given, output, kind, words):
     recorded = whywrong.golden(reference, **dict(zip(reference.__code__.co_varnames, given, strict=False)))
@@ -649,6 +660,7 @@ def test_what_is_read_from_another_place_or_put_together_otherwise_is_named(refe
     assert words in " ".join([found.causes[0].says, *found.causes[0].also])
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(("reference", "given", "output", "kind", "words"), kernels())
 def test_what_kernels_do_wrong_with_memory_is_named(reference, given, output, kind, words):
     recorded = whywrong.golden(reference, **dict(zip(("x", "w", "b"), given, strict=False)))
@@ -910,6 +922,7 @@ def changed():
     }
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("case", changed())
 def test_a_number_an_occurrence_or_a_place_is_found_by_itself(case):
     function, other, words, given = changed()[case]
@@ -977,6 +990,7 @@ def partly_wrong():
 PARTLY = [*partly_wrong()]
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("reference", "given", "output", "words"), PARTLY, ids=[f"{case[0].__name__}: {case[3]}" for case in PARTLY]
 )
@@ -1018,6 +1032,7 @@ def test_nan_is_memory_that_was_not_written_and_no_value_of_a_later_step():
     assert "top is NaN in 1 of 24 elements" in found.causes[0].says
 
 
+@pytest.mark.long
 def test_a_value_of_a_later_step_that_has_the_fault_is_no_evidence():
     """The gate is applied before the norm: then the result of the norm is what comes out."""
     torch.manual_seed(5)
@@ -1089,6 +1104,7 @@ def descriptions():
 DESCRIBED = [*descriptions()]
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(("x", "observed", "words"), DESCRIBED, ids=[case[2] for case in DESCRIBED])
 def test_where_no_cause_is_known_the_error_is_described(x, observed, words):
     found = of_one(torch.sin, observed, x=x)
@@ -1098,6 +1114,7 @@ def test_where_no_cause_is_known_the_error_is_described(x, observed, words):
     assert found.as_json()["about"] == found.about
 
 
+@pytest.mark.long
 def test_a_few_whole_numbers_are_no_evidence():
     """Of an index that is any other, some break is right by chance."""
     torch.manual_seed(5)
@@ -1193,6 +1210,7 @@ def test_a_format_is_named_where_every_element_is_of_it_and_fewer_digits_where_t
         assert [words in cause.says for cause in found.causes] == [True] * (words is not None), found
 
 
+@pytest.mark.long
 def test_one_element_that_is_off_is_no_matter_of_digits():
     """In bfloat16, where the noise of narrower products is as small as the rounding of what is stored."""
     *_, (family, program, found) = random_residuals.cases(2, 105, torch.bfloat16)
@@ -1407,6 +1425,7 @@ def textbook():
 NAMED = [*mistakes(), *textbook()]
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize(
     ("reference", "given", "output", "kind", "words"), NAMED, ids=[f"{case[0].__name__}: {case[4]}" for case in NAMED]
 )
@@ -1457,6 +1476,7 @@ def test_whole_numbers_below_zero_are_wrapped_too():
     assert (found.verdict, "kept in 16 bits with a sign" in found.causes[0].says) == ("cause", True), found
 
 
+@pytest.mark.long
 def test_many_parts_and_slices_leave_time_for_other_breaks():
     x, w = torch.randn(150, 8, generator=torch.Generator().manual_seed(5)), torch.randn(8, 8)
 
@@ -1484,6 +1504,7 @@ def test_every_mutation_of_these_can_be_made():
         assert context.errors == []
 
 
+@pytest.mark.long
 def test_of_one_number_the_simplest_break_that_fits_is_no_cause():
     """Nothing is added to x: by a product that lost its only term, as by many a function of a negative number."""
 
@@ -1496,6 +1517,7 @@ def test_of_one_number_the_simplest_break_that_fits_is_no_cause():
     assert whywrong.explain(observed, recorded).verdict == "undecidable"
 
 
+@pytest.mark.long
 def test_a_change_of_one_line_from_some_time_of_its_loop_on_is_told_from_the_end_state():
     weights = torch.cumsum(0.1 * torch.randn(13, 16, 8, generator=torch.Generator().manual_seed(0)), 0)
 

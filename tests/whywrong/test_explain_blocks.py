@@ -12,6 +12,7 @@ from tools import explain_blocks as blocks
 from tools import large_model
 
 
+@pytest.mark.long
 def test_another_activation_in_one_block_is_named():
     row = blocks.measure(layers=2, width=32, batch=1, length=6, fault="gelu")
     assert (row["found"].step, row["found"].verdict) == (row["block"], "cause"), row["found"]
@@ -27,6 +28,7 @@ def test_large_blocks_are_explained_in_the_time_promised(layers, seconds, monkey
     assert row["localise"] + row["explain"] < seconds
 
 
+@pytest.mark.long
 def test_a_model_is_walked_block_by_block_to_the_wrong_one():
     right, tokens = large_model.model(3, 256), torch.randint(0, 32000, (1, 64))
     with torch.no_grad():

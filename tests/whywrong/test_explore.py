@@ -125,6 +125,7 @@ def test_axes_may_be_swapped_and_a_reduction_is_said():
     assert found.note == ""
 
 
+@pytest.mark.long
 def test_a_large_step_moves_in_a_fifth_of_a_second():
     """Of processor time, since others may use the machine too."""
     g = torch.zeros(4096, 4096)
@@ -149,6 +150,7 @@ def parts(monkeypatch):
     return widgets, *box.children
 
 
+@pytest.mark.long
 def test_a_reader_chooses_a_step_and_slices_it(parts):
     widgets, head, step, chosen, turned, worst = parts
 
@@ -218,6 +220,7 @@ def test_a_figure_is_turned_by_sliders_boxes_and_menus(shown):
     assert plots.plt.get_fignums() == before
 
 
+@pytest.mark.long
 def test_a_notebook_that_is_run_as_a_whole_gets_one_still_figure(monkeypatch):
     """By nbclient, which papermill, nbconvert and `labkit run` execute notebooks with."""
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)

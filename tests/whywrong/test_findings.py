@@ -81,6 +81,7 @@ def test_what_fits_is_shown_whole(count):
     assert ("left out" in report._repr_html_()) != whole
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("wrong", ["", "a", "b", "z", "az", LETTERS])
 @pytest.mark.parametrize("without", ["", "yz", "cd"])
 @pytest.mark.parametrize("extra", [0, 2])
@@ -227,6 +228,7 @@ def test_of_an_assertion():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verbosity", ["-v", "-vv"])
 def test_pytest_shows_the_short_table_and_all_of_it_when_asked_twice(tmp_path, verbosity):
     (tmp_path / "test_long.py").write_text(TESTS)

@@ -259,6 +259,7 @@ def test_a_folder_of_too_many_steps_is_one_line(tmp_path, monkeypatch):
     assert "expected 4 steps at most, got 6" in refused(DUMPS / "sglang/golden")
 
 
+@pytest.mark.long
 def test_a_million_names_and_nested_containers_are_one_line(tmp_path):
     start = time.perf_counter()
     path = tmp_path / "x.pt"
@@ -276,6 +277,7 @@ def test_a_million_names_and_nested_containers_are_one_line(tmp_path):
     assert time.perf_counter() - start < 60.0
 
 
+@pytest.mark.long
 def test_too_many_names_of_one_file_are_one_line_before_they_are_put_in_order(tmp_path):
     count, start = 120_000, time.perf_counter()
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}

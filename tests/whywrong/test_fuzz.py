@@ -33,6 +33,7 @@ def hunted(name, **how):
     return whywrong.fuzz(getattr(kernels, name), kernels.reference, EXAMPLE, **(TRIED | how))
 
 
+@pytest.mark.long
 def test_a_right_kernel_is_not_accused():
     found = hunted("right", examples=40)
     assert (found.found, found.passed, found.examples) == (False, True, 40)
@@ -41,6 +42,7 @@ def test_a_right_kernel_is_not_accused():
     assert "ended: 40 cases, as asked" in repr(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -95,6 +97,7 @@ def test_infinities_of_both_signs_are_drawn_where_they_are_asked_for():
         assert whywrong.fuzz(kernel, torch.sigmoid, (torch.randn(5, 7),), values=[values]).found == wrong
 
 
+@pytest.mark.long
 def test_the_failure_is_the_smallest_and_plainest():
     shape = {
         name: tuple(hunted(name).failure.inputs["x"].shape) for name in ("overflowing", "unwritten_tail", "in_place")
@@ -109,6 +112,7 @@ def test_the_call_before_is_spoken_of_only_where_it_says_something():
     assert "the call before" not in words["always_zero"]
 
 
+@pytest.mark.long
 def test_axes_of_equal_length_are_one_size():
     example = (torch.randn(4, 9), torch.randn(9, 5))
     assert not whywrong.fuzz(kernels.product, kernels.product, example, **TRIED).found
@@ -177,6 +181,7 @@ def test_a_kernel_may_write_into_what_it_is_given():
     assert "1 NaN" in words("into_nothing")
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("out", [("larger", "smaller"), (1, 2)])
 def test_a_kernel_may_write_several_results(out):
     names = dict(zip(("larger", "smaller"), out, strict=True))
@@ -240,6 +245,7 @@ def test_no_reference_makes_a_tensor_too_long_on_its_way():
     assert 16 < max(lengths) <= 32, "their square is 4 times 256 at most"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("says", "hint"), [("odd", "sizes that fit"), ("index 3 is out of bounds", "indices below")])
 def test_a_case_that_the_reference_fails_on_is_discarded(says, hint):
     def reference(x):
@@ -252,6 +258,7 @@ def test_a_case_that_the_reference_fails_on_is_discarded(says, hint):
     assert f"discarded, {found.discarded} of them: RuntimeError: {says} (missing, perhaps: {hint}" in repr(found)
 
 
+@pytest.mark.long
 def test_no_case_begins_after_the_seconds_given():
     found = hunted("slow", examples=1000, seconds=1.0)
     assert (found.found, found.passed, 1 <= found.examples <= 10) == (None, False, True)
@@ -305,6 +312,7 @@ def test_why_is_asked_on_the_example_where_the_kernel_fails_there():
     assert "0: float32 [7, 5]" in repr(why)
 
 
+@pytest.mark.long
 def test_a_kernel_that_takes_no_strides_is_right_on_copies():
     def kernel(x):
         flat = x.as_strided((x.numel(),), (1,), x.storage_offset())  # as if rows lay one behind the other
@@ -335,6 +343,7 @@ def test_sizes_may_be_said_by_the_names_of_the_reference():
         whywrong.fuzz(kernel, scaled, example, sizes={"x": ("n", 8)}, **TRIED)
 
 
+@pytest.mark.long
 def test_what_the_kernel_refuses_is_counted_and_no_failure():
     found = hunted("small_alone")
     assert (found.failure, found.refused > 0, found.examples > 0) == (None, True, True)
@@ -427,6 +436,7 @@ def test_the_script_has_what_was_drawn_and_not_what_a_kernel_made_of_it():
     assert found.made == {"seen": "[]"}
 
 
+@pytest.mark.long
 def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [repr(hunted("narrow", seed=3)) for _ in range(2)]
@@ -434,6 +444,7 @@ def test_the_same_seed_draws_the_same(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_script_is_a_test_and_runs_by_itself(tmp_path):
     path = tmp_path / "test_hunted.py"
     path.write_text(hunted("unwritten_tail", precision=whywrong.Precision(products="tf32")).script())
@@ -446,6 +457,7 @@ def test_the_script_is_a_test_and_runs_by_itself(tmp_path):
     runpy.run_path(str(path), run_name="__main__")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [["path"], pytest.param(["-m", "my_kernel"], marks=pytest.mark.slow)])
 def test_functions_of_a_script_are_imported_by_its_name(how, tmp_path, monkeypatch):
     path = tmp_path / "my_kernel.py"
@@ -463,6 +475,7 @@ def test_functions_of_a_script_are_imported_by_its_name(how, tmp_path, monkeypat
     assert Path(sys.modules.pop("my_kernel").__file__) == path
 
 
+@pytest.mark.long
 def test_a_script_makes_the_very_inputs_again():
     found = hunted("without_strides", values=["normal"], sizes={"x": ("rows", 61)})
     made = eval(found.made["x"], {"torch": torch, "sample": sample})
@@ -481,12 +494,14 @@ def test_a_layout_holds_the_values(layout):
     assert x.is_contiguous() == (layout in ("contiguous", "offset"))
 
 
+@pytest.mark.long
 def test_what_was_observed_can_be_judged_again():
     failure = hunted("narrow").failure
     assert list(failure.observed) == ["x", "output"]
     assert whywrong.localise(failure.observed, failure.golden, precision=failure.precision).first == "output"
 
 
+@pytest.mark.long
 def test_the_promised_precision_is_what_counts():
     assert hunted("narrow_result").found
     assert not hunted("narrow_result", precision=whywrong.Precision(storage="bfloat16")).found
@@ -526,6 +541,7 @@ def test_bad_arguments_are_named():
         whywrong.fuzz(lambda x: x * 2, kernels.reference, EXAMPLE, **TRIED).script()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
     def faulty(x):
@@ -542,6 +558,7 @@ def test_float8_is_drawn_without_nan_and_a_fault_found(dtype):
     assert not found.failure.inputs["x"].float().isnan().any()
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.uint32])
 def test_whole_numbers_of_the_whole_range_of_their_type_are_drawn(dtype):
     ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max]).to(dtype)
@@ -565,6 +582,7 @@ def test_the_home_of_hypothesis_is_afterwards_what_it_was(tmp_path):
         config.set_hypothesis_home_dir(before)
 
 
+@pytest.mark.long
 def test_nothing_is_written(tmp_path):
     """Hypothesis keeps what it finds in sources, without a database too, in .hypothesis where it has no other home."""
     (tmp_path / "doubling.py").write_text("NUMBER = 123457\n\ndef doubled(x):\n    return NUMBER * x\n")
@@ -619,6 +637,7 @@ def test_truth_values_are_written_and_examples_without_a_range_are_refused():
         whywrong.fuzz(torch.sin, torch.sin, {"input": torch.ones(3)}, dtypes="int32")
 
 
+@pytest.mark.long
 def test_the_example_is_the_first_case_and_is_made_smaller_where_nothing_sampled_fails():
     x = torch.zeros(40, 6)
     x[3, 2] = 12345.0
@@ -632,6 +651,7 @@ def test_the_example_is_the_first_case_and_is_made_smaller_where_nothing_sampled
     assert "at (3, 2): 0 for 12345, tolerance 0.00" in repr(found)
 
 
+@pytest.mark.long
 def test_an_example_larger_than_what_is_sampled_is_tried_and_said():
     found = whywrong.fuzz(lambda x: x + (x.numel() > 99), lambda x: x * 1.0, {"x": torch.zeros(10, 10)}, most=50)
     assert found.notes == [
@@ -640,6 +660,7 @@ def test_an_example_larger_than_what_is_sampled_is_tried_and_said():
     ]
 
 
+@pytest.mark.long
 def test_ratios_of_the_example_are_kept_unless_told_otherwise():
     def rotated(x, cos):
         half = x.shape[-1] // 2
@@ -675,6 +696,7 @@ def test_sizes_may_be_multiples():
         whywrong.fuzz(kernel, kernel, (torch.randn(8), torch.randn(2)), sizes={"q": (("n", 3),)})
 
 
+@pytest.mark.long
 def test_what_is_required_of_inputs_is_kept():
     seen = []
 
@@ -773,6 +795,7 @@ def looping(x):
     return h
 
 
+@pytest.mark.long
 def test_a_reference_that_loops_is_given_small_sizes_and_the_time_is_kept():
     start = time.monotonic()
     found = whywrong.fuzz(looping, looping, {"x": torch.randn(20, 3)}, sizes={"x": ("t", "d")}, seconds=8)
@@ -806,6 +829,7 @@ def test_a_failure_with_strides_alone_does_not_hide_another():
     assert list(found.failure.inputs[0].shape) == [9, 1]
 
 
+@pytest.mark.long
 def test_a_reference_with_gradients_may_be_ended_at_any_of_its_operations():
     """torch aborts the process for an error where autograd asks for a device, or saves a tensor."""
 
@@ -850,6 +874,7 @@ def test_a_failure_that_took_long_to_judge_is_made_smaller(monkeypatch):
     assert len(found.failure.inputs["x"]) == 3
 
 
+@pytest.mark.long
 def test_without_triton_inputs_are_large_and_have_the_references_names(monkeypatch):
     """TRITON_INTERPRET alone, which the command sets, limits nothing: this kernel is wrong from 600 elements on."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -40,6 +40,7 @@ def plus_one(x):
     return x + 1.0
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     "isolate", [False, pytest.param(None, marks=pytest.mark.skipif(not child.available(), reason="no fork"))]
 )

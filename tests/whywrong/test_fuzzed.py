@@ -63,6 +63,7 @@ def fuzz(kernel, *more, example="inputs.npz"):
     return main(["fuzz", f"{file}::{kernel}", f"{file}::reference", "--example", example, "--most", "1024", *more])
 
 
+@pytest.mark.long
 def test_the_exit_code_says_what_was_found(folder, capsys):
     assert fuzz("right") == 0
     assert "right: no failure found\n  50 tried" in capsys.readouterr().out
@@ -75,6 +76,7 @@ def test_the_exit_code_says_what_was_found(folder, capsys):
     assert (said["found"], said["passed"], said["examples"], said["ended"]) == (None, False, 3, "3 cases, as asked")
 
 
+@pytest.mark.long
 def test_a_failure_as_json_and_all_options(folder, capsys):
     asked = "--seconds 60 --seed 3 --sizes x=rows,columns --sizes gain=columns --forms gain=sorted --layouts contiguous"
     assert fuzz("wrong", "--json", "--precision", "storage=float32", *asked.split()) == 1
@@ -118,6 +120,7 @@ def test_a_fuzzed_function_is_a_test_without_arguments_and_still_the_kernel():
     assert list(error.value.report.failure.inputs[0].shape) == [7]
 
 
+@pytest.mark.long
 def test_pytest_shows_the_failure_and_a_test_of_it_and_imports_torch_for_fuzzed_tests_alone(folder):
     (folder / "test_tests.py").write_text(TESTS)
     (folder / "test_other.py").write_text("import sys\ndef test_none():\n    assert 'torch' not in sys.modules\n")

@@ -172,6 +172,7 @@ def test_what_cannot_be_recorded_is_named():
     assert any("Python number" in note for note in number.notes)
 
 
+@pytest.mark.long
 def test_what_a_recording_held_is_freed_with_it():
     """Tensors in a cycle stay until Python looks for cycles, which is seldom: on a GPU their memory is missed."""
 
@@ -306,6 +307,7 @@ class Batch:
 Pair = namedtuple("Pair", "left right")
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
@@ -363,6 +365,7 @@ def test_what_is_written_outside_of_the_program_is_refused():
         golden(lambda x: {"y": total.add_(x)}, x=torch.ones(3))
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
 def test_running_sums_and_products_are_right_where_they_are(name):
     x = 1.0 + 0.001 * torch.randn(8, 20_000, generator=torch.Generator().manual_seed(0))

@@ -48,6 +48,7 @@ def captured(port, recorded):
     return capture(port, recorded["input.0"].float())
 
 
+@pytest.mark.long
 def test_a_parameter_is_related_to_the_goldens_and_what_follows_is_checked_with_it(model, recorded):
     found = localise(captured(turned(copy.deepcopy(model)), recorded), recorded)
     assert found.findings["0.q.weight"].words == "not the golden's parameter: transposed"
@@ -56,6 +57,7 @@ def test_a_parameter_is_related_to_the_goldens_and_what_follows_is_checked_with_
     assert found.findings["0.v"].words == "ok"
 
 
+@pytest.mark.long
 def test_a_second_fault_behind_a_parameter_is_found(model, recorded):
     steps = captured(approximate(turned(copy.deepcopy(model))), recorded)
     assert [name for name in localise(steps, recorded).own if "backward" not in name] == ["0.q.weight", "1.act"]
@@ -83,6 +85,7 @@ def test_another_input_still_ends_the_check_and_is_related(model, recorded):
     assert "nothing else was checked" in found.verdict
 
 
+@pytest.mark.long
 def test_parameters_are_kept_in_a_file(model, recorded, tmp_path):
     again = whywrong.load(recorded.save(tmp_path / "golden.safetensors"))
     assert again.parameters == recorded.parameters
@@ -92,6 +95,7 @@ def test_parameters_are_kept_in_a_file(model, recorded, tmp_path):
     assert found.findings["output"].words == "inherited only"
 
 
+@pytest.mark.long
 def test_the_only_fault_heals_all(model, recorded):
     port = approximate(copy.deepcopy(model))
     found = graft(port, recorded, "1.act")
@@ -103,6 +107,7 @@ def test_the_only_fault_heals_all(model, recorded):
     assert graft(port, recorded, "1.act", recorded["input.0"].float()).heals == "all"
 
 
+@pytest.mark.long
 def test_one_fault_of_two_heals_a_part(model, recorded):
     port = approximate(turned(copy.deepcopy(model)))
     found = graft(port, recorded, "0.q.weight")
@@ -233,6 +238,7 @@ def test_what_cannot_be_replaced_is_refused(model, recorded):
         graft(wider, recorded, "0.norm", torch.randn(2, 5, 8))
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_models_of_hugging_face_with_one_fault_and_with_two(name):
     transformers = pytest.importorskip("transformers")

@@ -32,6 +32,7 @@ def test_a_kernel_that_kills_itself_does_so_where_the_caller_handles_the_signal(
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_kernel_is_a_failure_in_one_line(name, monkeypatch):
     kernel, words = HOSTILE[name]
@@ -43,11 +44,13 @@ def test_a_hostile_kernel_is_a_failure_in_one_line(name, monkeypatch):
     assert fuzzed(reference).failure is None, "another is fuzzed afterwards"
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", HACKS)
 def test_a_hack_is_caught(name):
     assert fuzzed(HACKS[name]).found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_kernel_that_calls_the_reference_is_said_to(name):
     note = "the kernel calls the reference, whose numbers are right whatever it does"
@@ -56,6 +59,7 @@ def test_a_kernel_that_calls_the_reference_is_said_to(name):
     assert fuzzed(lambda x: x + x).notes == fuzzed(reference).notes == []
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("name", BLIND)
 def test_what_is_not_caught_is_named(name):
     assert fuzzed(BLIND[name][0]).failure is None

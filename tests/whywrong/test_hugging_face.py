@@ -25,6 +25,7 @@ def tables(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("name", "attention", "layers"), [("llama", "sdpa", 1), ("bert", "eager", 1), ("mamba", "none", 2)]
@@ -39,6 +40,7 @@ def test_a_right_model_with_gradients_is_not_flagged():
     assert not case.accused, f"{case.first}: {case.words}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mixtral", "mixtral_one_by_one"])
 def test_a_right_mixture_of_experts_with_gradients_is_not_flagged(name):
     """Its router computes in float32, and what autograd adds up in bfloat16 before that is no step."""
@@ -71,6 +73,7 @@ def _mask_off_by_one(model, port, monkeypatch):
     monkeypatch.setattr(modeling_llama, "create_causal_mask", mask)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize(
     ("fault", "place", "kinds"),
     [

@@ -54,6 +54,7 @@ def imported(monkeypatch):
     assert set(descendants(os.getpid())) <= before
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="children are for Linux")
 def test_a_kernel_runs_in_a_process_that_imports_it(imported):
     assert whywrong.fuzz(twice, twice, EXAMPLE, **QUICK).passed

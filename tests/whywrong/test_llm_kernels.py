@@ -25,6 +25,7 @@ def test_there_are_16_right_ones_and_10_faulty_ones():
     assert (len(kernels.RIGHT), len(kernels.FAULTY)) == (16, 10)
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize("name", kernels.RIGHT)
 def test_a_right_kernel_is_not_flagged(name, device):
     found = hunt(kernels.RIGHT[name], name, device, 3, 1 << 7)
@@ -40,6 +41,7 @@ def test_a_right_kernel_is_not_flagged_in_50_examples(name, device):
     assert not found.found, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
 def test_a_faulty_kernel_is_found_soon(name, device):
     assert hunt(kernels.FAULTY[name], name, device, 30, 1 << 7).found
@@ -51,6 +53,7 @@ def test_a_faulty_kernel_is_found(name, device):
     assert hunt(kernels.FAULTY[name], name, device, 50, 1 << 9).found
 
 
+@pytest.mark.long
 def test_what_does_not_compute_at_all_is_found(device):
     words = {name: hunt(case, name, device, 10, 1 << 6).failure.words for name, case in kernels.STATEFUL.items()}
     assert "the call before, on other inputs, gave the same" in words["an earlier call's result"]

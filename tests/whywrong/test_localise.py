@@ -222,6 +222,7 @@ def test_sums_of_products_that_tensor_cores_truncate_are_right_where_such_produc
     assert localise(observed, recorded, precision=Precision("float32")).first == "c"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("declared", [Precision(eager=True), Precision("bfloat16", products="bfloat16")], ids=str)
 def test_a_long_product_loses_what_tensor_cores_truncate_of_its_partial_sums(declared):
     """16 products are added at a time to a sum of 24 bits, which is truncated, as on an H100."""
@@ -260,6 +261,7 @@ def test_below_the_elementwise_bound_structure_is_seen():
     assert "systematic" in found.words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "each its own dtype"])
 def test_where_steps_are_stored_in_16_bits_products_take_such_numbers(storage, declared):
@@ -379,6 +381,7 @@ def test_float32_dumped_as_float64_is_checked_as_float32_and_float64_is_not():
     assert small.precision.storage is None, "small numbers say nothing"
 
 
+@pytest.mark.long
 def test_the_stated_false_alarm_rate_is_kept():
     """150 clean runs, in float32 and bfloat16; at the stated 1e-3 a trace one alarm has a chance of 14%, two of 1%."""
     alarms = 0
@@ -563,6 +566,7 @@ def test_a_false_alarm_rate_is_a_probability(wrong):
         localise({"output": torch.ones(3)}, golden(torch.exp, torch.zeros(3)), false_alarm=wrong)
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALIKE)
 def test_right_results_whose_errors_are_alike_are_not_called_systematic(name, seed):
@@ -614,6 +618,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("f", NUMBERS.values(), ids=NUMBERS)
 def test_a_programs_own_numbers_may_be_rounded_to_an_eager_narrow_type(f, rng):
     """Most of torch's CPU kernels do so: their results have the bits of those with the rounded number."""
@@ -746,6 +751,7 @@ def test_twice_the_steps_take_twice_the_operations(rng, monkeypatch):
     assert operations(40) < 2.2 * operations(20)
 
 
+@pytest.mark.long
 def test_a_part_that_takes_long_says_beforehand_what_it_takes(rng, monkeypatch, capsys):
     x, w = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((200, 32), (32, 200)))
     f = lambda x, w: {"y": torch.softmax(torch.nn.functional.gelu(x @ w), -1)}  # noqa: E731
@@ -791,6 +797,7 @@ class Rotary(nn.Module):
         return x + self.mix(torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1))
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_whose_neighbours_are_alike_and_positions_that_are_whole_numbers_are_right(seed, kind):
@@ -1176,6 +1183,7 @@ def test_the_error_of_a_function_follows_its_value_however_large(start):
     assert 0.7 < by_value / (1e-3 / 3.0) < 1.3, "a third of the variance, uniform"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("off", [1, -400])
 def test_a_place_outside_of_its_tensor_is_not_looked_up_on_a_gpu(device, off, monkeypatch):
@@ -1847,6 +1855,7 @@ def test_an_observed_step_that_is_the_goldens_is_not_copied():
     assert recorded.widened("x", x)[1].isnan()
 
 
+@pytest.mark.long
 def test_a_large_step_of_nearest_numbers_is_cleared_by_one_run_and_others_are_simulated(monkeypatch):
     generator = torch.Generator().manual_seed(3)
     x, w = (torch.randn(512, 512, generator=generator).bfloat16() for _ in range(2))

@@ -42,6 +42,7 @@ def port(given: dict[str, torch.Tensor], kept_from: int, every: bool = True) -> 
     return steps | {"output": h}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [True, False], ids=["all_steps", "the_end_alone"])
 def test_a_buffer_that_is_not_cleared_is_one_explanation_for_all_times(
     sequence: dict[str, torch.Tensor], every: bool
@@ -56,6 +57,7 @@ def test_a_buffer_that_is_not_cleared_is_one_explanation_for_all_times(
     assert f"from 2 on of dimension {int(every)}" in cause.says
 
 
+@pytest.mark.long
 def test_all_steps_of_a_loop_are_a_step_to_look_at(sequence: dict[str, torch.Tensor]) -> None:
     golden, steps = whywrong.golden(recurrence, **sequence), port(sequence, 2)
     with pytest.raises(whywrong.UsageError, match=r"expected a wrong one: h.2 \.\.\. h.5, 'h.0 \.\.\. h.5', got"):
@@ -65,6 +67,7 @@ def test_all_steps_of_a_loop_are_a_step_to_look_at(sequence: dict[str, torch.Ten
     assert result.others == []
 
 
+@pytest.mark.long
 def test_where_nothing_explains_a_step_other_lines_are_looked_at() -> None:
     """Weight decay that is added to the gradient, in an update by the sign: two edits of one line, one of another."""
     generator = torch.Generator().manual_seed(1)

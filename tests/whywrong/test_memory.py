@@ -55,6 +55,7 @@ def exact_twice(x):
     return 2.0 * x
 
 
+@pytest.mark.long
 @isolated
 def test_a_read_without_an_effect_is_found_and_the_input_the_element_and_the_line_are_named():
     found = whywrong.fuzz(twice, exact_twice, EXAMPLE, **QUICK)
@@ -67,6 +68,7 @@ def test_a_read_without_an_effect_is_found_and_the_input_the_element_and_the_lin
     assert whywrong.fuzz(twice, exact_twice, EXAMPLE, **QUICK, **HERE).passed, "without a child nothing shows it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [HERE, pytest.param({}, marks=isolated)])
 def test_a_read_with_an_effect_says_how_much_and_why_what_was_rounded_up(how):
     found = whywrong.fuzz(total, torch.sum, EXAMPLE, **QUICK, **how)
@@ -77,12 +79,14 @@ def test_a_read_with_an_effect_says_how_much_and_why_what_was_rounded_up(how):
     assert (cause.kind, cause.says) == ("memory", says)
 
 
+@pytest.mark.long
 def test_masked_kernels_touch_nothing():
     for kernel, reference in ((twice, exact_twice), (total, torch.sum)):
         found = whywrong.fuzz(lambda x, kernel=kernel: kernel(x, True), reference, EXAMPLE, **QUICK)
         assert found.passed, found
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("layout", ["contiguous", "offset", "rows apart", "gaps", "first axis fastest"])
 def test_a_strided_input_may_be_read_to_its_end_and_not_between_its_rows(layout):
     found = whywrong.fuzz(torch.sum, torch.sum, {"x": torch.randn(5, 7)}, examples=20, layouts=("contiguous", layout))
@@ -170,6 +174,7 @@ def test_whole_numbers_outside_are_the_least_and_then_the_largest(library):
     assert "two calls on the same inputs differ" in failure.words
 
 
+@pytest.mark.long
 @compiled
 @isolated
 def test_a_kernel_that_takes_aligned_inputs_alone_is_right(library):

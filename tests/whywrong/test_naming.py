@@ -99,6 +99,7 @@ def test_every_step_of_a_port_gets_its_name(hugging_face):
     assert report.first is None, str(report)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("broken", ["blocks.0.n1", "blocks.0.att.p", "blocks.0.att.wo", "blocks.1.ff.w3", "fin"])
 def test_a_wrong_step_and_those_after_it_get_theirs(hugging_face, broken):
     golden, weights = hugging_face

@@ -293,6 +293,7 @@ def broken(x: Tensor, by: float) -> Tensor:
     return x
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", ALL)
 def test_right_code_is_not_accused_and_a_wrong_element_is_found(name):
     golden, seen = recorded(name, 0)
@@ -304,6 +305,7 @@ def test_right_code_is_not_accused_and_a_wrong_element_is_found(name):
     assert whywrong.localise(forward | {"output": broken(steps["output"], 0.01)}, golden).first == "output"
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", IN_BFLOAT16)
 def test_nor_is_it_in_bfloat16(name):
     assert not accused(name, range(1), torch.bfloat16)

@@ -246,6 +246,7 @@ def test_what_is_the_golden_in_some_slices():
     )
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("shape", [(8,), (64,), (200,), (4, 4), (3, 5, 2), (64, 8), (16, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8], ids=str)
 def test_unrelated_numbers_have_no_relation(shape, dtype):

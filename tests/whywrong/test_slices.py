@@ -54,6 +54,7 @@ def tried(run):
         return type(error)
 
 
+@pytest.mark.long
 def test_slices_of_every_mutation_are_those_of_the_whole(attention):
     target, wrong = attention.values[attention.target], torch.ones(2, 40, 32, dtype=torch.bool)
     some = slices.sampled(attention, wrong)
@@ -158,6 +159,7 @@ def test_lookups_stay_on_a_gpu_where_all_places_are_known_to_be_inside():
     assert not _inside(x, [torch.ones(3, dtype=torch.bool)])
 
 
+@pytest.mark.long
 def test_slices_of_several_mutations_at_once_are_those_of_each(attention):
     some = slices.sampled(attention, torch.ones(2, 40, 32, dtype=torch.bool))
     every = sorted(mutations(Context(attention)), key=lambda m: (*m.edits,))
@@ -173,6 +175,7 @@ def test_slices_of_several_mutations_at_once_are_those_of_each(attention):
     assert together > 800
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("least", [0, slices.LARGE], ids=["slices", "all"])
 @pytest.mark.parametrize(("other", "kind"), [(tanh, "function"), (flipped, "flip")])
 def test_a_large_step_is_explained_as_a_small_one(least, other, kind, rng, monkeypatch):
@@ -207,6 +210,7 @@ def test_slices_are_a_program_of_their_own_with_the_bounds_of_the_whole(attentio
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("off", "causes"), [(0.0, 1), (100.0, 0)])
 def test_what_explains_the_slices_has_to_explain_the_rest(off, causes, rng, monkeypatch):
     """One element of a token that is in no slice is wrong by itself."""
@@ -282,6 +286,7 @@ def test_where_the_largest_value_counts_all_is_checked(sampled):
     assert explained(golden, observed, storage="float32", normwise=True).causes
 
 
+@pytest.mark.long
 def test_a_pattern_outside_of_the_slices_that_are_looked_at_is_seen(sampled):
     """Of tanh's approximation and, but for six rows, a third of a tolerance more everywhere."""
     x, w = torch.randn(2048, 8), torch.randn(8, 16)
@@ -302,6 +307,7 @@ def test_what_is_left_out_between_two_values_has_the_kind_of_its_last_operation(
         assert kind == ends[says.partition(" stands in place of ")[2].split(":")[0].split()[-1]], says
 
 
+@pytest.mark.long
 def test_a_term_that_is_added_to_a_large_step_is_found(rng, monkeypatch):
     monkeypatch.setattr(slices, "LARGE", 0)
     x, w, gain = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((2, 40, 32), (32, 96), (32,)))
@@ -330,6 +336,7 @@ def unread(x, w, gain):
     return block(x, w, gain, lambda v: torch.cat([v[:, :, :28], torch.zeros_like(v[:, :, 28:])], 2))
 
 
+@pytest.mark.long
 def test_one_mutation_of_almost_every_kind_is_tried_in_a_fiftieth_of_the_time(rng, monkeypatch):
     """With all mutations of a place in a row the last kind comes after 75% of it, the first transposition after 39%."""
     monkeypatch.setattr(slices, "LARGE", 0)
@@ -369,6 +376,7 @@ def test_a_large_step_on_a_gpu_is_explained_there(other, kinds, rng, monkeypatch
     assert torch.equal(x.cpu(), x.clone().cpu())
 
 
+@pytest.mark.long
 def test_what_leaves_small_errors_as_they_were_is_not_run_on_all(rng, monkeypatch):
     """Elements wrong by one to three tolerances are so near already: without the rule, every mutation runs on all."""
     monkeypatch.setattr(slices, "LARGE", 0)

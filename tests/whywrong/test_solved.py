@@ -81,6 +81,7 @@ def by_each(x, n):
     return torch.cat([normed(part) for part in x.split(n, -1)], -1)
 
 
+@pytest.mark.long(cases=2)
 @pytest.mark.parametrize(
     ("reference", "wrong", "words"),
     [

@@ -48,6 +48,7 @@ def program(word, steps):
     return run
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("record", [capture, golden])
 def test_no_thread_has_a_step_of_another(record):
     x = torch.linspace(0.0, 1.0, 5)
@@ -180,6 +181,7 @@ def tripled(x):
     return 3.0 * x
 
 
+@pytest.mark.long
 def test_fuzzings_at_once_leave_the_process_as_it_was():
     pytest.importorskip("hypothesis")
     before, x = state(), (torch.ones(4, 8),)
@@ -191,6 +193,7 @@ def test_fuzzings_at_once_leave_the_process_as_it_was():
     assert state() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "kept"), [("", False), ("keep_freed_memory()", True)])
 def test_a_command_keeps_the_memory_that_it_frees(command, kept):
     """Pages that 20 arrays of 32 MiB take from the system, one after the other, when 20 were there before."""

@@ -88,12 +88,14 @@ WRONG = {
 }
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_kernel_may_choose_otherwise(name):
     kernel, reference, inputs = CORRECT[name]
     assert check(kernel, reference, inputs, precision=whywrong.Precision()) is None
 
 
+@pytest.mark.long(cases=3)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_flagged_beside_ties(name):
     kernel, reference, inputs = WRONG[name]
@@ -112,6 +114,7 @@ def routed_by_scores(x, w, table):
     return (torch.softmax(scores, -1).gather(1, chosen)[..., None] * table[chosen]).sum(1)
 
 
+@pytest.mark.long(cases=1)
 @pytest.mark.parametrize("rows", [64, 256])
 def test_a_router_whose_experts_tie_in_all_rows_is_not_flagged(rows):
     torch.manual_seed(0)

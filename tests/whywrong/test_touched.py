@@ -115,6 +115,7 @@ def flushed(x, length):
     return step("y", step("p", torch.exp(x)).masked_fill(~keep, 0.0).sum(1))
 
 
+@pytest.mark.long
 def test_localise_says_it_in_the_table_the_json_the_assertion_and_no_word_of_a_correct_run():
     x = torch.linspace(-100.0, 0.0, 8 * 40).view(8, 40)
     length = torch.tensor([32, 7, 16, 33, 40, 5, 39, 8])

@@ -71,12 +71,14 @@ def golden_of(run):
     return whywrong.golden(Reference(run), *inputs.get(run, inputs[loss]))
 
 
+@pytest.mark.long
 def test_an_explanation_does_not_end_the_process():
     command = [sys.executable, "-c", EXCHANGED_LENGTHS]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout[-20:]) == (0, "is 2 times as large\n"), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="its guard pages are Linux's")
 def test_the_list_is_what_ends_a_process_and_what_is_let_through_does_not():
     unchecked = {"_ctc_loss", "_ctc_loss_backward", "max_pool2d_with_indices_backward", "_embedding_bag_backward"}

@@ -98,6 +98,7 @@ def test_no_two_modules_import_each_other():
     assert not uses
 
 
+@pytest.mark.long
 def test_an_import_brings_nothing_of_the_notebooks():
     shown = subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not set(shown.split()) & (set(NOTEBOOKS) - {"jinja2", "triton", "yaml"}), "these torch and numba may import"

@@ -279,9 +279,7 @@ def _residuals(
                 total[group] += d
                 squares[group] += d * d
             k += judged
-            if k == CHUNK:
-                found = gather(x, y, limit, done, ulps, 0.0, math.inf, math.inf, found)
-                done += k
-                k = 0
-    found = gather(x[:k], y[:k], limit[:k], done, ulps, 0.0, math.inf, math.inf, found)
+            if k == CHUNK or (i == n - 1 and j == width - 1):
+                found = gather(x[:k], y[:k], limit[:k], done, ulps, 0.0, math.inf, math.inf, found)
+                k, done = 0, done + k
     return (counted, sum_z, zz, rr, zh, hh, least, largest, furthest), found, (count, total, squares)
