@@ -13,12 +13,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # `make test K=mhc` runs what belongs to kernels/mhc: all of its tests, and the notebooks that import it.
 K ?=
 LONG := $(if $(K),--runlong)
+$(if $(K),$(if $(wildcard kernels/$(K)),,$(error K=$(K): expected a folder of kernels/)))
 TESTS := $(if $(K),$(wildcard tests/kernels/test_$(K)*.py),tests)
 BOOKS := $(if $(K),$(shell grep -l "kernels.$(K)[ .]" notebooks/*.ipynb),notebooks)
 
 # Code lines that each package may have; the aims are 1,600 and 5,000. The search for causes has both its list of
 # mutations and what does without one: it is 1,000 lines over its own aim of 1,300.
-BUDGETS := labkit=1612 whywrong=10217
+BUDGETS := labkit=1612 whywrong=10234
 
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12

@@ -32,7 +32,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     slow, taken = config.getoption("--runslow"), Counter()
-    # A test that is asked for by its name runs; and a GPU runs what has been measured on a CPU in less time.
+    # All run where a test is asked for by its name, and where there is a GPU: what takes long on a CPU is short there.
     long = slow or config.getoption("--runlong") or DEVICE.is_cuda or any("::" in name for name in config.args)
     for item in items:
         if "gpu" in item.keywords and not DEVICE.is_cuda:

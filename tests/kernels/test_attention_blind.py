@@ -112,6 +112,7 @@ def test_a_listed_call_is_never_ruled_out_and_no_other_is_named(weighed):
             assert blind.ended_rightly(found, name, listed=True)
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_listed_call_is_one_computation_nearly_always_and_few_calls(weighed, candidates, count):
     left = [found.left for _, inside, found in weighed.values() if inside and found.left]
     assert len(left) >= 0.8 * count

@@ -388,7 +388,7 @@ def torchrun(text, tmp_path_factory):
     return run
 
 
-@pytest.mark.long(cases=1)
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_give_the_losses_of_one_and_either_goes_on_from_the_other(torchrun, tmp_path, parallel):
     raw, folder = torchrun(parallel)

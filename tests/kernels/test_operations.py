@@ -103,7 +103,7 @@ def test_every_operation_of_the_library_is_in_the_table(device):
     assert tuple(operations(device)) == NAMES
 
 
-@pytest.mark.long(cases=1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_keeps_torchs_rules(device, name):
     operation, given = operations(device)[name]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from whywrong import Precision, localise
-from whywrong.checking.residuals import MASK, Groups, Pair, Tolerance, change, float64
+from whywrong import Bound, Precision, localise
+from whywrong.checking.residuals import MASK, Groups, Pair, Tolerance, change_sums, float64
 from whywrong.comparing.comparison import measure
 from whywrong.recording.steps import Trace
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-200, 1e200, 5e307])
-@pytest.mark.parametrize("shape", [(), (7,), (12, 33), (3, 4, 5)])
+@pytest.mark.parametrize("shape", [(), (7,), (12, 33), (3, 4, 5), (130, 70)])
 def test_a_block_is_measured_as_torch_measures_it(rng, shape, unit):
     g = torch.from_numpy(np.asarray(rng.uniform(0.1, 1.0, shape)))
     o = g + 1e-3 * torch.from_numpy(np.asarray(rng.standard_normal(shape)))
@@ -46,7 +46,9 @@ def test_a_block_is_measured_as_torch_measures_it(rng, shape, unit):
 def test_masks_have_no_part_in_sizes_and_what_has_none_is_not_counted():
     g = torch.tensor([[1.0, -math.inf, MASK, 0.0], [2.0, 3.0, math.nan, 0.0], [0.0, 0.0, 0.0, 0.0]]).double()
     o = g + torch.tensor([[0.5, 0.0, 0.0, 0.25], [0.0, math.inf, 0.0, 0.0], [0.0, 0.0, 0.0, 4.0]])
-    got = Pair(o, g).measured()
+    got = Pair(o, g).measured(Tolerance(np.full(2048, 0.125), math.inf, 0.0), Groups(np.array([0.5]), 1))
+    assert got.allowed[2, 3] == 0.0, "Inf times no size"
+    assert [float(x) for x in got.groups[0]] == [5.0, 2.0], "of those that count"
     row, other = 0.5, math.sqrt(13.0) / 2.0
     columns = [math.sqrt(5.0 / 3.0), math.sqrt(3.0), 0.0, 0.0]
     inf = math.inf
@@ -74,7 +76,7 @@ def test_a_change_is_measured_from_what_was_observed_before_it(rng, dtype):
     assert pair.sizes[2] == pytest.approx(float((before_o - before_g).double().square().mean().sqrt()))
     old, new = before_g.flatten().numpy(), g.flatten().numpy()
     sums = float(g.abs().max()), float(before_g.double().square().sum()), float(scale.square().sum())
-    assert change(old, new) == pytest.approx((max(sums[0], float(before_g.abs().max())), *sums[1:]))
+    assert change_sums(old, new) == pytest.approx((max(sums[0], float(before_g.abs().max())), *sums[1:]))
 
 
 @pytest.mark.parametrize("apart", [1, 3])
@@ -118,3 +120,57 @@ def test_a_large_step_of_little_but_nan_is_checked(rng):
     assert localise({"x": observed}, Trace({"x": right})).first is None
     observed[0, 1] = 2.0
     assert localise({"x": observed}, Trace({"x": right})).findings["x"].total.first_index == (0, 1)
+
+
+def test_what_is_not_finite_before_a_change_hides_nothing_and_is_no_error(rng):
+    masked = torch.ones(64, 64).triu(1).bool()
+    right = {"scores.0": torch.from_numpy(3.0 * rng.standard_normal((4, 64, 64))).float()}
+    right["scores.1"] = right["scores.0"] + torch.from_numpy(0.05 * rng.standard_normal((4, 64, 64))).float()
+    right = {name: x.masked_fill(masked, -math.inf) for name, x in right.items()}
+    observed = {
+        name: x * (1.0 + 1e-7 * torch.from_numpy(rng.standard_normal(x.shape)).float()) for name, x in right.items()
+    }
+    assert localise(observed, Trace(right), precision=Precision()).first is None
+    wrong = observed | {"scores.1": observed["scores.0"] + 2.0 * (right["scores.1"] - right["scores.0"])}
+    wrong["scores.1"] = wrong["scores.1"].masked_fill(masked, -math.inf)
+    assert localise(wrong, Trace(right), precision=Precision()).first == "scores.1"
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_a_change_is_measured_at_any_size(rng, size):
+    before_g = torch.from_numpy(rng.standard_normal((20, 30))).abs() * size
+    g, before_o = before_g * (1.0 + 1e-3 * torch.rand(20, 30)), before_g * 1.01
+    got, small = (Pair(g * k, g * k, (before_o * k, before_g * k)) for k in (1.0, 1.0 / size))
+    assert np.allclose(got.sizes[0] / size, small.sizes[0])
+    assert torch.allclose(got.measured().z, small.measured().z)
+
+
+def test_a_change_beyond_the_range_of_its_type_ends_at_its_largest_number():
+    before = torch.tensor([[400.0, 1.0]])
+    pair = Pair(before, before + 100.0, (before, before), "float8_e4m3fn")
+    assert pair.expected.tolist() == [[448.0, 104.0]]
+    assert pair.measured().sums.largest == 103.0
+
+
+def test_another_default_device_changes_nothing():
+    x = torch.arange(600.0).view(20, 30)
+    for right in ({"x": x}, {"x": x.long()}):
+        with torch.device("meta"):
+            report = localise({"x": x}, Trace(right), precision=Precision())
+        assert report.first is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "error", "first"), [(0.1, 0.1 + 1e-9, "x"), (0.7, 0.7 - 1e-9, None), (1e39, 2e39, "x")]
+)
+def test_a_bound_that_is_a_number_has_all_its_digits(bound, error, first):
+    right = Trace()
+    right.add("x", torch.ones(3).double(), Bound(bound, "given"))
+    assert localise({"x": torch.ones(3).double() + error}, right, precision=Precision()).first == first
+
+
+@pytest.mark.parametrize(("error", "first"), [(2, None), (3, "x")])
+def test_whole_numbers_may_have_a_bound(error, first):
+    right = Trace()
+    right.add("x", torch.arange(5), Bound(2.0, "given"))
+    assert localise({"x": torch.arange(5) + error}, right, precision=Precision()).first == first

@@ -1,7 +1,7 @@
 """The passes over a block of numbers that the check without a program needs, compiled by numba; in float64.
 
-A block is what is observed and what is expected, of one shape, float32 or float64, contiguous on the CPU. Errors scale
-with what is expected or, of a small change of an earlier step, with the change.
+A block is a part of an observed step and of the golden, float32 or float64, contiguous on the CPU. Expected is the
+golden or, where a step is an earlier one and a small change (p.1 after p.0), what was observed there and that change.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from torch import Tensor, from_numpy
 from whywrong.checking.masks import LOWEST
 from whywrong.checking.updates import sample
 from whywrong.comparing.cpu import NOTHING, PIECE_ELEMENTS, Array, gather, ulps_of
-from whywrong.comparing.precision import dtype_of, stored
+from whywrong.comparing.precision import dtype_of
 from whywrong.comparing.statistics import Statistics
 
 MASK = 0.5 * LOWEST
-"""Numbers up to this one are masks, which have no size."""
+"""Numbers up to this one are masks, which have no part in the sizes of rows and columns."""
 
 CHUNK = 1 << 12
-"""Elements that are in the fastest cache at a time, with their tolerances."""
+"""Elements that are kept with their tolerances at a time, in a core's own cache."""
 
 Sums = namedtuple("Sums", "counted z zz rr zh hh least largest furthest")
-"""Over the elements that count: how many, and sums of z, z^2, r^2 in the :func:`_unit` of the largest |r|, z h and h^2
-with h = scale / size. Then the least size of all, 0 where there is one without, and the largest |r| and |z|."""
+"""Over the elements that count, with r = observed - expected, z = r / size and h = scale / size: how many, and the sums
+of z, z^2, r^2 in the :func:`_unit` of the largest |r|, z h and h^2. Then the least size of all elements, which is 0
+where one has none, and the largest |r| and |z|."""
 
 
 class Tolerance(NamedTuple):
@@ -73,8 +74,13 @@ class Pair:
 
     @cached_property
     def expected(self) -> Tensor:
-        """In float64."""
-        return stored(self.before[0].double() + self.scale, self.dtype) if self.before else self.scale
+        """In float64, by the arithmetic of :func:`_residuals`."""
+        if not self.before:
+            return self.scale
+        spacing, top = _format(self.dtype)
+        made = self.before[0].double() + self.scale
+        ulp = from_numpy(np.asarray(spacing[made.numpy().view(np.int64) >> 52 & 2047]))
+        return torch.where(self.scale.isfinite(), (made / ulp).round().mul(ulp).clamp(-top, top), self.golden.double())
 
     @cached_property
     def _arrays(self) -> list[Any]:
@@ -86,14 +92,13 @@ class Pair:
     @cached_property
     def sizes(self) -> tuple[Array, Array, float]:
         """RMS of the scale in each row and each column, of what is finite and no mask; and of what the observed was off
-        before the change."""
+        before the change, where that is finite."""
         _, g, before_o, before_g = self._arrays
-        *sums, largest = _squares(g, before_o, before_g, 1.0)
+        rows, columns, drift, largest = _squares(g, before_o, before_g, 1.0)
         if (unit := _unit(largest)) != 1.0:
-            *sums, _ = _squares(g, before_o, before_g, unit)
+            rows, columns, _, _ = _squares(g, before_o, before_g, unit)
         n, width = g.shape
-        rows, columns, drift = (np.sqrt(x / count) * unit for x, count in zip(sums, (width, n, n * width), strict=True))
-        return rows, columns, float(drift)
+        return np.sqrt(rows / width) * unit, np.sqrt(columns / n) * unit, math.sqrt(drift / (n * width))
 
     def sampled_scale(self, most: int) -> Array:
         """The scale of `most` elements about, float64."""
@@ -104,21 +109,20 @@ class Pair:
         self, tolerance: Tolerance = UNJUDGED, groups: Groups = ONE_GROUP, *, fill: bool = True, shrink: float = 0.0
     ) -> Residuals:
         """Errors up to `shrink` count as none. `fill` asks for a tensor of each element's numbers. Without a tolerance
-        there are no statistics."""
+        there are neither statistics nor `allowed`."""
         o, g, before_o, before_g = self._arrays
         rows, columns, _ = self.sizes
-        z, size, allowed = (np.empty(g.shape if fill else (0, 0)) for _ in range(3))
-        spacing = ulps_of(dtype_of(self.dtype))
+        z, size = (np.empty(g.shape if fill else (0, 0)) for _ in range(2))
+        allowed = np.empty(z.shape if tolerance is not UNJUDGED else (0, 0))
 
         def run(unit: float) -> Any:
-            given = o, g, before_o, before_g, rows, columns, spacing, tolerance, groups, ULPS
+            given = o, g, before_o, before_g, rows, columns, *_format(self.dtype), tolerance, groups, ULPS
             return _residuals(*given, z, size, allowed, shrink, unit)
 
         sums, statistics, sampled = run(1.0)
         if (unit := _unit(sums[-2])) != 1.0:
             sums, statistics, sampled = run(unit)
-        shape = self.golden.shape if fill else (0, 0)
-        filled = (from_numpy(x).view(shape) for x in (z, size, allowed))
+        filled = (from_numpy(x).view(self.golden.shape if x.size else (0, 0)) for x in (z, size, allowed))
         return Residuals(self.golden.numel(), Sums(*sums), statistics, sampled, *filled)
 
 
@@ -155,7 +159,7 @@ def plain(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in a dtype that holds it, contiguous, on the CPU; in pieces so small that torch takes one thread for each."""
     if x.dtype == dtype:
         return x.cpu().contiguous()
-    flat, out = x.cpu().reshape(-1), torch.empty(x.numel(), dtype=dtype)
+    flat, out = x.cpu().reshape(-1), torch.empty(x.numel(), dtype=dtype, device="cpu")
     for to, piece in zip(out.split(PIECE_ELEMENTS), flat.split(PIECE_ELEMENTS), strict=True):
         to.copy_(piece)
     return out.view(x.shape)
@@ -166,13 +170,18 @@ def float64(x: Tensor) -> Tensor:
     return plain(x, torch.float64)
 
 
+def _format(dtype: str) -> tuple[Array, float]:
+    """The unit in the last place of a dtype, by the exponent in a float64's bits; and its largest number."""
+    return ulps_of(dtype_of(dtype)), torch.finfo(dtype_of(dtype)).max
+
+
 def _unit(largest: float) -> float:
     """What numbers up to `largest` are divided by, so that float64 has their squares; 1 as a rule."""
     return 1.0 if 1e-150 < largest < 1e150 else largest or 1.0
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
-def change(old: Array, new: Array) -> tuple[float, float, float]:
+def change_sums(old: Array, new: Array) -> tuple[float, float, float]:
     """The largest |number| of two arrays, and the sums of squares of the old one and of the change; of finite ones."""
     largest = squares = changed = 0.0
     for k in range(len(old)):
@@ -186,8 +195,8 @@ def change(old: Array, new: Array) -> tuple[float, float, float]:
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _squares(g: Array, before_o: Array, before_g: Array, unit: float) -> tuple[Array, Array, float, float]:
-    """Sums of squares of each row and column of the scale, and of how far the observed was off before, in units of
-    `unit`; and the largest number of the scale."""
+    """Sums of squares of each row and column of the scale, in units of `unit`, and of how far the observed was off
+    before; and the largest number of the scale."""
     n, width = g.shape
     rows, columns, largest, drift, based = np.zeros(n), np.zeros(width), 0.0, 0.0, len(before_g) > 0
     for i in range(n):
@@ -197,7 +206,8 @@ def _squares(g: Array, before_o: Array, before_g: Array, unit: float) -> tuple[A
             if based:
                 was = np.float64(before_g[i, j])
                 x -= was
-                drift += ((before_o[i, j] - was) / unit) ** 2
+                off = before_o[i, j] - was
+                drift += off * off if abs(off) < math.inf else 0.0
             x = x if MASK < x < math.inf else 0.0
             largest = max(largest, abs(x))
             x = x if unit == 1.0 else x / unit
@@ -217,6 +227,7 @@ def _residuals(
     rows: Array,
     columns: Array,
     spacing: Array,
+    top: float,
     tolerance: Tolerance,
     groups: Groups,
     ulps: Array,
@@ -242,9 +253,12 @@ def _residuals(
             s = y[k]
             if based:
                 s -= before_g[i, j]
-                y[k] = before_o[i, j] + s
-                ulp = spacing[(bits[k] >> 52) & 2047]
-                y[k] = np.rint(y[k] / ulp) * ulp
+                if abs(s) < math.inf:  # else it is the golden's that is not finite
+                    y[k] = before_o[i, j] + s
+                    ulp = spacing[(bits[k] >> 52) & 2047]
+                    y[k] = np.rint(y[k] / ulp) * ulp
+                    if abs(y[k]) > top:
+                        y[k] = math.copysign(top, y[k])
             whole = s if abs(s) < math.inf else 0.0
             own = max(abs(whole), row, columns[j])
             least = min(least, own)
@@ -252,8 +266,8 @@ def _residuals(
             if judged:
                 most_off = half[(bits[k] >> 52) & 2047] + factor * own + constant
                 limit[k] = min(most_off, most) if most_off >= 0.0 else 0.0  # NaN where there is no size
-            if fill:
-                allowed[i, j] = limit[k]
+                if fill:
+                    allowed[i, j] = limit[k]
             if own > 0.0 and abs(r) < math.inf:
                 own = max(own, 1e-300)
                 r = r if abs(r) > shrink else 0.0

@@ -474,7 +474,11 @@ def simulate(run: Run, runs: int, seed: int, elements: int, device: torch.device
     one. The seed of torch's generator and vmap's warning are process-wide and restored at the end.
     """
     with process_wide(without_vmap_warning()), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed keeps a traceback for each kind of device without one
+        if device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
         batch = min(GPU_BATCH, torch.cuda.mem_get_info(device)[0] // (8 * LIVE)) if device.type == "cuda" else BATCH
         at_once = max(1, min(runs, batch // max(1, elements)))
         for start in range(0, runs, at_once):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from whywrong.checking.findings import UNKNOWN, Finding, absent, reason
 from whywrong.checking.masks import unmasked
-from whywrong.checking.residuals import MASK, Groups, Pair, Residuals, Tolerance, change, float64, plain
+from whywrong.checking.residuals import MASK, Groups, Pair, Residuals, Tolerance, change_sums, float64, plain
 from whywrong.checking.updates import SAMPLE, apart, earlier
 from whywrong.comparing.bounds import quantile
 from whywrong.comparing.comparison import compare, described, in_range, measure
@@ -61,7 +61,7 @@ DISTINCT_VALUES = 16
 """Groups of like values, about as many in each."""
 
 BLOCK_ELEMENTS = 1 << 18
-"""Elements that are checked at a time: 2 MiB of float64. Of 6 MiB, the system clears twice as many pages anew."""
+"""Elements that a thread checks at a time, with averages of their own."""
 
 NEGLIGIBLE = 1e-6
 """Part of a round-off that what underflow explains may be of any unit, to be looked at no further."""
@@ -157,7 +157,7 @@ class Values:
         """
         o, golden, size, far = self.observed.read(name), self.golden.read(name), 0.0, 0.0
         for pair in _blocks(self.golden.read(base), golden):
-            most, squares, changed = change(*(x.flatten().numpy() for x in _plain(*pair)))
+            most, squares, changed = change_sums(*(x.flatten().numpy() for x in _plain(*pair)))
             if most > -MASK:
                 return None, Off()
             size, far = math.hypot(size, math.sqrt(squares)), math.hypot(far, math.sqrt(changed))
@@ -174,7 +174,7 @@ class Values:
         worst = finding.structure.worst if finding.structure else None
         words = finding.words
         if worst and worst.name == "slope":
-            old, new = (_finite(float64(self.golden.read(step)))[0] for step in (base, name))
+            old, new = (float64(self.golden.read(step)).nan_to_num(0.0, 0.0, 0.0) for step in (base, name))
             seen, start, made = float64(o), float64(self.observed.read(base)), new - old
             usual = stored(start + made, name_of(o.dtype)) - start
             factor = float(((seen - start) * made).sum() / (usual * made).sum())
@@ -189,12 +189,14 @@ class Values:
         dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
         dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
         roundoff = UNIT_ROUNDOFF[dtype]
-        underflow = 4.0 * float(half_ulp(torch.zeros(()), dtype, flush=rule.flush))  # half a unit in a few operations
+        underflow = 4.0 * float(
+            half_ulp(torch.zeros((), device="cpu"), dtype, flush=rule.flush)
+        )  # half a unit in a few operations
         half = _halves(dtype, rule.flush, 1.0 + rule.eager, underflow)
         between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
         coherent = max(CARRIED * (before.coherent + before.most**2 + rule.unit), between * rule.eager)
-        bounds = [torch.as_tensor(bound.absolute).expand(o.shape)] if bound else []
+        bounds = [torch.as_tensor(bound.absolute, dtype=torch.float64).expand(o.shape)] if bound else []
         blocks = [*_blocks(o, g, *others, *bounds)]
         chance = self.chance / len(blocks)
         noise = MAGNIFIED * (rule.unit * math.sqrt(length) + rule.cut)
@@ -215,7 +217,7 @@ class Values:
             off, part, allowed = _off(residual, roundoff), residual.statistics, residual.allowed
             why = f"{t:.3g} sigma of a sum of {length} terms, steps before {prior:.3g} off, and half a unit of {dtype}"
             if bound or not in_range(part):
-                allowed = tensors[-1].double() if bound else again().allowed
+                allowed = float64(tensors[-1]) if bound else again().allowed
                 part = measure(seen.double(), pair.expected, allowed)
             tests: list[Test] = []
             if part.mismatches == 0 and not bound:
@@ -250,9 +252,11 @@ class Values:
         Choices cover a range of n values. With a relative error e before them, a share of about n e is close enough to
         a boundary to fall on its other side: so many mismatches, and a quantile of their number, are allowed.
         """
-        sigmas, few = quantile(self.chance, math.inf), False
-        a, b, allowed = o, g, torch.zeros(())
-        if o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
+        sigmas, few, bound = quantile(self.chance, math.inf), False, self.golden.step(name).bound
+        a, b, allowed = o, g, torch.zeros((), device="cpu")
+        if bound:
+            total, allowed = compare(o, g, bound=bound), torch.as_tensor(bound.absolute, dtype=torch.float64)
+        elif o.shape == g.shape and o.is_floating_point() != g.is_floating_point():
             a, b = float64(o), float64(g)
             tolerance = Tolerance(_halves("float64"), sigmas * MAGNIFIED * before.most, 0.0)
             allowed = Pair(a, b).measured(tolerance).allowed if b.numel() else allowed
@@ -285,9 +289,11 @@ def _off(residual: Residuals, roundoff: float = 0.0) -> Off:
     return Off(relative, max(relative, residual.absolute), coherent, roundoff)
 
 
+@cache
 def _halves(dtype: str, flush: bool = False, factor: float = 1.0, least: float = 0.0) -> np.ndarray:
     """`factor` times half a unit in the last place, `least` at least, by the exponent of a float64's bits."""
-    powers = torch.ldexp(torch.ones(2048, dtype=torch.float64), torch.arange(2048) - 1023)
+    powers = torch.ldexp(torch.ones(2048, dtype=torch.float64, device="cpu"), torch.arange(2048, device="cpu") - 1023)
+    powers[-1] = 0.0  # of what is not finite
     return half_ulp(powers, dtype, flush=flush).mul(factor).clamp(min=least).numpy()
 
 
@@ -343,15 +349,6 @@ def _moved(part: Statistics, start: int) -> Statistics:
     return part._replace(**{key: at + start if at >= 0 else at for key, at in places.items()})
 
 
-def _finite(x: Tensor) -> tuple[Tensor, float, float]:
-    """x with 0 for what is not finite, itself where all is; its least number, and its largest absolute one."""
-    least, most = map(float, x.aminmax())
-    if not math.isfinite(least) or not math.isfinite(most):  # NaN where there is one
-        x = torch.where(x.isfinite(), x, 0.0)
-        least, most = map(float, x.aminmax())
-    return x, least, max(-least, most)
-
-
 def _like_values(pair: Pair) -> Groups:
     """Groups of like values, and how far elements are apart that show whether one is off; all of few elements."""
     values = pair.sampled_scale(SAMPLE // 16 if pair.golden.numel() > SAMPLE else SAMPLE)  # all would take ten passes
@@ -364,7 +361,7 @@ def _near_zero(count: np.ndarray, total: np.ndarray, squares: np.ndarray, most: 
     """Whether the mean of each group is below `most` by 6 of its standard errors."""
     count, total, squares = (x[count > 0.0] for x in (count, total, squares))
     mean = total / count
-    with np.errstate(divide="ignore", invalid="ignore"):  # of one element nothing is known
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # of one element nothing is known
         error = np.sqrt(np.maximum(squares / count - mean**2, 0.0) / (count - 1.0))
     return bool((np.abs(mean) + 6.0 * error <= most).all())
 
@@ -386,7 +383,7 @@ def _averages(
     is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors,
     half a unit of storage in `halves` and `noise` of a size, count once for each distinct value. Of more than SAMPLE
     elements the standard error is taken only where `coherent` is exceeded, and repeated values are counted only where
-    that does not suffice: `residual` has no tensors of them, and `whole` gives one that has.
+    that does not suffice: only then is `whole` called, which measures the pair with a tensor of each element's numbers.
     """
     sums, large, chance = residual.sums, residual.count > SAMPLE, 0.5 * chance
     shape = (*pair.golden.shape, 1)
@@ -428,20 +425,22 @@ def _averages(
             spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
         return Test(name, abs(value) / max(coherent + spread / total, 1e-300), value, at)
 
-    weighted = [("slope", sums.zh, sums.hh, lambda: (_finite(pair.scale)[0] / whole().size).unsqueeze(-1))]
+    weighted = [
+        ("slope", sums.zh, sums.hh, lambda: (pair.scale.nan_to_num(0.0, 0.0, 0.0) / whole().size).unsqueeze(-1))
+    ]
     weighted += [("mean", sums.z, sums.counted, counted)]
     tests = [test(name, part / max(of, 1e-300), max(of, 1e-300), weight) for name, part, of, weight in weighted]
     if large and (sums.furthest <= coherent or _near_zero(*residual.groups, coherent)):  # and so is each mean
         return tests
     counts, totals, _ = whole().groups
-    means = np.divide(totals, counts, out=np.zeros_like(totals), where=counts > 0.0)
+    means = np.divide(totals, counts, out=np.zeros_like(totals), where=counts > 0.0).tolist()
     group = torch.bucketize(pair.scale, torch.from_numpy(groups.borders), right=True).unsqueeze(-1)
     masks = [
         (k, partial(_of_group, counted(), group, k))
         for k, mean in enumerate(means)
         if not large or abs(mean) > coherent
     ]
-    return tests + [test("values", means[k], max(counts[k], 1e-300), of, DISTINCT_VALUES, k) for k, of in masks]
+    return tests + [test("values", means[k], max(float(counts[k]), 1e-300), of, DISTINCT_VALUES, k) for k, of in masks]
 
 
 def _of_group(counted: Tensor, group: Tensor, k: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numba
 import numpy as np
@@ -51,6 +52,7 @@ def measure(o: torch.Tensor, g: torch.Tensor, allowed: float | torch.Tensor | No
         return combine(list(pool.map(run, pieces((0, tensors), RUN))))
 
 
+@cache
 def ulps_of(dtype: torch.dtype) -> Array:
     """The unit in the last place of a dtype, by the exponent in a float64's bits; 1 for whole numbers."""
     if not dtype.is_floating_point:
