@@ -189,9 +189,7 @@ class Values:
         dtype = rule.storage if rule.storage in UNIT_ROUNDOFF else own
         dtype = max(dtype, name_of(g.dtype), key=UNIT_ROUNDOFF.__getitem__)  # a golden has no more digits
         roundoff = UNIT_ROUNDOFF[dtype]
-        underflow = 4.0 * float(
-            half_ulp(torch.zeros((), device="cpu"), dtype, flush=rule.flush)
-        )  # half a unit in a few operations
+        underflow = 4.0 * float(_halves(dtype, rule.flush)[0])  # half a unit in a few operations
         half = _halves(dtype, rule.flush, 1.0 + rule.eager, underflow)
         between = max(before.unit, roundoff * rule.eager)
         most = max(before.most, between, HIDDEN * rule.unit)
@@ -444,4 +442,5 @@ def _averages(
 
 
 def _of_group(counted: Tensor, group: Tensor, k: int) -> Tensor:
+    """1 for what counts and is in group k, 0 for the rest."""
     return counted * (group == k)
