@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.attention import elementwise, fused, product, scores
+from kernels.attention import baselines, elementwise, fused, product, scores
 from kernels.attention.attention import transpose
 from kernels.attention.blas import blas_for
 from kernels.attention.memory import Layout, allocate
@@ -97,6 +97,11 @@ def _case(sizes: Sizes, device: str) -> Case:
         if compute == "float32" and device == "cuda":  # held to float32's bound, not to its own wider one
             three = partial(scores.scores, q, layout.view(memory, "K"), out)
             providers.append(_provider("ours: three TF32 products", compute, three, out, check))
+            keys = layout.view(memory, "K").contiguous()
+            for tile in baselines.tiles():
+                theirs = partial(baselines.cutlass_scores, operands[0], keys, operands[2], tile)
+                name = f"CUTLASS, three TF32 products, {tile}"
+                providers.append(_provider(name, compute, theirs, operands[2], check))
     element = 4
     return Case(
         kernel="attention_qk",
@@ -136,11 +141,15 @@ def _attention_case(sizes: Sizes) -> Case:
         with sdpa_kernel(SDPBackend.MATH):
             torchs()
 
+    def flex() -> None:
+        kept["out"] = baselines.flex_attention(q, k, v)
+
     runs: dict[str, Callable[[], object]] = {
         "ours: fused": lambda: kept.update(out=fused.attention(q, k, v, ours)),
         "ours: in steps": in_steps,
         "torch, its own choice": torchs,  # memory-efficient, and math where d_k is no multiple of four
         "torch, math": torchs_math,
+        "FlexAttention": flex,
     }
     element = 4
     return Case(

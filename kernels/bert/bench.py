@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from kernels.bert import embedding, golden
+from kernels.bert import baselines, embedding, golden
 from kernels.bert.model import BERT, Config
 from labkit.bench.timing import Case, Provider
 from labkit.session.device import Device
@@ -40,7 +40,7 @@ def cases(device: Device) -> Iterator[Case]:
         for dtype in (torch.float32, torch.bfloat16):
             given = _sampled(batch, length, dtype, law)
             for mode in ("forward", "full"):
-                providers = [_provider(name, make, given, mode) for name, make in PROVIDERS.items()]
+                providers = [*_providers(given, mode)]
                 yield Case(
                     kernel="bert_embedding",
                     mode=mode,
@@ -99,21 +99,52 @@ def _theirs(compiled: bool) -> Callable[[dict[str, Tensor], list[Tensor]], Run]:
     return make
 
 
-def _plain(given: dict[str, Tensor], leaves: list[Tensor]) -> Run:
-    def layer(ids: Tensor, tokens: Tensor, positions: Tensor, types: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        x = functional.embedding(ids, tokens, CONFIG.padding) + positions[: ids.shape[1]] + types[0]
-        return functional.dropout(functional.layer_norm(x, gain.shape, gain, shift, BERT.eps), DROPOUT)
+def _sum(ids: Tensor, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+    return functional.embedding(ids, tokens, CONFIG.padding) + positions[: ids.shape[1]] + types[0]
 
-    called = torch.compile(layer, dynamic=False)
-    return lambda: called(given["ids"], *leaves)
+
+def _plain(mode: str | None = None) -> Callable[[dict[str, Tensor], list[Tensor]], Run]:
+    def make(given: dict[str, Tensor], leaves: list[Tensor]) -> Run:
+        def layer(ids: Tensor, tokens: Tensor, positions: Tensor, types: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+            x = _sum(ids, tokens, positions, types)
+            return functional.dropout(functional.layer_norm(x, gain.shape, gain, shift, BERT.eps), DROPOUT)
+
+        called = torch.compile(layer, dynamic=False, mode=mode)
+        return lambda: called(given["ids"], *leaves)
+
+    return make
+
+
+def _with(library: Callable[[], baselines.LayerNorm]) -> Callable[[dict[str, Tensor], list[Tensor]], Run]:
+    """PyTorch's embedding and dropout, compiled, around a library's layer norm."""
+
+    def make(given: dict[str, Tensor], leaves: list[Tensor]) -> Run:
+        norm, ids, (*tables, gain, shift) = library(), given["ids"], leaves
+        before, after = torch.compile(_sum, dynamic=False), torch.compile(functional.dropout, dynamic=False)
+        return lambda: after(norm(before(ids, *tables).flatten(0, 1), gain, shift, BERT.eps), DROPOUT).unflatten(
+            0, ids.shape
+        )
+
+    return make
 
 
 PROVIDERS = {
     "kernels.bert": _ours,
     "hugging face eager": _theirs(False),
     "hugging face compiled": _theirs(True),
-    "plain compiled": _plain,
+    "plain compiled": _plain(),
+    "plain, max-autotune": _plain("max-autotune-no-cudagraphs"),
+    "plain, Liger's layer norm": _with(baselines.liger),
+    "plain, cuDNN's layer norm": _with(baselines.cudnn),
 }
+
+
+def _providers(given: dict[str, Tensor], mode: str) -> Iterator[Provider]:
+    for name, make in PROVIDERS.items():
+        try:
+            yield _provider(name, make, given, mode)
+        except ModuleNotFoundError as missing:
+            print(f"  left out: {name}: {missing}")
 
 
 def _provider(name: str, make: Callable[..., Run], given: dict[str, Tensor], mode: str) -> Provider:

@@ -176,12 +176,92 @@ def transformer_engine(deterministic: bool) -> Operator:
     return run
 
 
+@dataclass
+class _Streams:
+    """What :func:`tile_kernels` hands from the forward to the backward, beside autograd: the gradient of x so far."""
+
+    gradient: Tensor | None = None
+
+
+def tile_kernels() -> Operator:
+    """DeepSeek's TileKernels, with torch's products where theirs are DeepGEMM's, which no registry has.
+
+    The products read x as it is, in bfloat16, phi and the gradient rounded to it, and add up in float32. Its kernel of
+    x_in's gradient adds to the gradient of x in place, so that of the expansion is handed to it as it is.
+    """
+    from tile_kernels import mhc as tk
+
+    c = Constants()
+
+    class Pre(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor, streams: _Streams
+        ) -> tuple[Tensor, ...]:
+            t, n, d = x.shape
+            flat = x.view(t, n * d)
+            product = torch.mm(flat, phi.bfloat16(), out_dtype=torch.float32)
+            squares = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32).square_()
+            post, p, x_in = phi.new_empty(t, n), phi.new_empty(t, n * n), x.new_empty(t, d)
+            tk.mhc_pre_big_fuse_fwd(
+                product[None], squares[None], alpha, b, x, post, p, x_in,
+                c.norm_eps, c.hc_eps, c.hc_eps, 2.0, c.iterations, n_splits=1,
+            )  # fmt: skip
+            ctx.save_for_backward(x, phi, b, alpha, product, squares)
+            ctx.streams = streams
+            return x_in, post, p.view(t, n, n)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            dx_in, dpost, dp = gradients
+            x, phi, b, alpha, product, squares = ctx.saved_tensors
+            (t, n, d), m = x.shape, phi.shape[1]
+            mix, product_, squares_ = phi.new_empty(t, m), phi.new_empty(t, 1, m), phi.new_empty(t, 1)
+            tk.mhc_reduce_partials_and_rmsnorm_fwd(
+                product.view(1, t, 1, m), squares.view(1, t, 1), product_, squares_, mix, n * d, c.norm_eps, 1
+            )
+            pre, post, z = phi.new_empty(t, n), phi.new_empty(t, n), phi.new_empty(t, n * n)
+            tk.mhc_pre_split_mixes_fwd(mix, alpha, b, pre, post, z, 2.0, c.hc_eps)
+            dz, dx = torch.empty_like(z), ctx.streams.gradient
+            tk.mhc_sinkhorn_bwd(dp.contiguous(), z.view(t, n, n), dz.view(t, n, n), c.iterations, c.hc_eps)
+            dpre = tk.mhc_pre_apply_mix_bwd(dx_in.contiguous(), x, pre, dx)
+            dmix, dalpha, db = torch.empty_like(mix), torch.empty_like(alpha), torch.empty_like(b)
+            tk.mhc_pre_split_mixes_bwd(dpre, dpost.contiguous(), dz, mix, post, alpha, b, dmix, dalpha, db, 2.0)
+            dproduct, dsquares = torch.empty_like(product_), torch.empty_like(squares_)
+            tk.mhc_reduce_partials_and_rmsnorm_bwd(dmix, product_, squares_, dproduct, dsquares, n * d, c.norm_eps)
+            g, flat = dproduct.view(t, m).bfloat16(), x.view(t, n * d)
+            dx.view(t, n * d).addmm_(g, phi.bfloat16().T).addcmul_(flat, (2.0 * dsquares).bfloat16())
+            return dx, torch.mm(flat.T, g, out_dtype=torch.float32), db, dalpha, None
+
+    class Post(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor, post: Tensor, p: Tensor, x: Tensor, streams: _Streams) -> Tensor:
+            ctx.save_for_backward(y, x, post, p)
+            ctx.streams = streams
+            return tk.mhc_post_fwd(y[None], x[None], post[None, :, :, None], p[None])[0]
+
+        @staticmethod
+        def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+            y, x, post, p = ctx.saved_tensors
+            dy, dx, dpost, dp = tk.mhc_post_bwd(y[None], x[None], post[None, :, :, None], p[None], dout[None])
+            ctx.streams.gradient = dx[0]
+            return dy[0], dpost[0, :, :, 0], dp[0], None, None
+
+    def run(x: Tensor, phi: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        streams = _Streams()
+        x_in, post, p = Pre.apply(x, phi, b, alpha, streams)
+        return Post.apply(x_in, post, p, x.detach(), streams)
+
+    return run
+
+
 _TE = Constants(norm_eps=torch.finfo(torch.float32).eps, hc_eps=0.0)
 BASELINES = (
     Baseline("ours", ours, with_stored=True),
     Baseline("liger-kernel", liger, transposed=False),
     Baseline("transformer_engine, atomic", lambda: transformer_engine(False), _TE, interleaved=True),
     Baseline("transformer_engine, deterministic", lambda: transformer_engine(True), _TE, interleaved=True),
+    Baseline("TileKernels, products by torch", tile_kernels),
     Baseline("torch.compile", compiled),
     Baseline("torch eager", eager),
 )
