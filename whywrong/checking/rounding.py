@@ -138,14 +138,14 @@ def _map_real(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
 class _Sum:
     """The sum of the squares of a sum's terms, their number, and the variance of its error.
 
-    `extremes` are the sums of its positive and of its negative terms, of which `written` are written out. Of one that
+    `extremes` gives the sums of its positive and of its negative terms, of which `written` are written out. Of one that
     is written these are the sum itself, and None here: a tensor that its own :class:`_Sum` refers to is never let go.
     """
 
     squares: Tensor
     length: int
     variance: Tensor
-    extremes: tuple[Tensor, Tensor] | None = None
+    extremes: Callable[[], tuple[Tensor, Tensor]] | None = None
     written: int = 1
 
     @staticmethod
@@ -156,16 +156,20 @@ class _Sum:
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> _Sum:
         """The same in other places."""
-        extremes = self.extremes and (change(self.extremes[0]), change(self.extremes[1]))
+        ends = self.extremes
+        extremes = (lambda: (change((pair := ends())[0]), change(pair[1]))) if ends else None
         return _Sum(change(self.squares), self.length, change(self.variance), extremes, self.written)
 
     def times(self, factor: Any) -> _Sum:
         """Each term times a number or a tensor."""
-        squared, extremes = factor * factor, self.extremes
-        if extremes:
-            a, b = (end * factor for end in extremes)
-            extremes = torch.maximum(a, b), torch.minimum(a, b)
-        return _Sum(self.squares * squared, self.length, self.variance * squared, extremes, self.written)
+        squared, ends = factor * factor, self.extremes
+
+        def extremes() -> tuple[Tensor, Tensor]:
+            assert ends
+            a, b = (end * factor for end in ends())
+            return torch.maximum(a, b), torch.minimum(a, b)
+
+        return _Sum(self.squares * squared, self.length, self.variance * squared, ends and extremes, self.written)
 
     def plus(self, other: _Sum, a: Any, b: Any, out: Tensor, u: float) -> _Sum:
         """This, `a`, and another, `b`, which are `out`, added in any order.
@@ -175,13 +179,19 @@ class _Sum:
         the square of the largest.
         """
         length, written = self.length + other.length, self.written + other.written
+        ends, other_ends = self.extremes, other.extremes
+
+        def extremes() -> tuple[Tensor, Tensor]:
+            (high, low), (other_high, other_low) = ends() if ends else (a, a), other_ends() if other_ends else (b, b)
+            return high.clamp(min=0.0) + other_high.clamp(min=0.0), low.clamp(max=0.0) + other_low.clamp(max=0.0)
+
         squares = self.squares + other.squares
-        (high, low), (other_high, other_low) = self.extremes or (a, a), other.extremes or (b, b)
-        above, below = high.clamp(min=0.0) + other_high.clamp(min=0.0), low.clamp(max=0.0) + other_low.clamp(max=0.0)
         variance = variance_of_sum(out, squares, length, u)
-        if written > 2:
-            variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
-        return _Sum(squares, length, variance, (above, below), written)
+        if written <= 2:  # not computed before a third term wants them
+            return _Sum(squares, length, variance, extremes, written)
+        above, below = extremes()
+        variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
+        return _Sum(squares, length, variance, lambda: (above, below), written)
 
 
 class Exact:
@@ -262,6 +272,8 @@ class Exact:
             if precision.accumulate == "float32":  # errors of similar terms are similar
                 self.lost[node.id] = lost = self._in_float32(node, args, kwargs)
                 self.spread[node.id] = _map_real(_at_least, self.spread[node.id], lost)
+        if node.id in self.spread:
+            self.spread[node.id] = _map_real(_narrowed, self.spread[node.id])
         parts = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(((x != 0.0) & (x.abs() < _least(precision) / precision.unit)).any()) for x in parts):
             self.tiny.add(node.id)
@@ -303,9 +315,10 @@ class Exact:
             off = (scaled_sum.squares / 3.0).sqrt_().mul_(u).nan_to_num_(0.0, 0.0, 0.0)
             self.spread[node.id] = off.masked_fill_(out == 0.0, 0.0)  # exact, as a c - a c
         elif known and node.op in MOVES | {"neg"}:
+            how = args[1:]  # without the tensor, which would stay in memory with what is moved
 
             def move(x: Tensor) -> Any:
-                return call(node, [x, *args[1:]], {}, self.device)
+                return call(node, [x, *how], {}, self.device)
 
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)
         if by_number:
@@ -379,6 +392,13 @@ def _at_least(spread: Tensor, lost: Tensor) -> Tensor:
     """A spread as large as what float32 lost: in each element, and in all, since one may have lost little by luck."""
     times = (lost / spread).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt() if lost.numel() else 1.0
     return torch.maximum(spread * max(1.0, float(times)), lost.abs())
+
+
+def _narrowed(spread: Tensor) -> Tensor:
+    """A large spread in float32, which stays in memory through all simulated runs, where float32 has its numbers."""
+    if spread.numel() < BATCH or bool((((spread > 0.0) & (spread < 1e-30)) | (spread > 1e30)).any()):
+        return spread
+    return spread.float()
 
 
 _COUNTING = frozenset(["_to_copy", "add", "sub", "rsub", "mul", "sum", "cumsum"])

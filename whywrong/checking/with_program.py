@@ -348,6 +348,8 @@ class Rerun:
                 if registers or copied:  # a zero is one, unless others are so small that it may have been rounded to it
                     tiny = torch.finfo(dtype_of(name)).tiny
                     exact = (value == 0.0) & ~((value != 0.0) & (value.abs() < tiny)).any()
+                if bool(exact.all()):
+                    continue
                 half = torch.where(exact, 0.0, half_ulp(value, name))
                 tolerances[k] = torch.maximum(tolerances[k], half) if k in tolerances else half
         return tolerances
@@ -413,7 +415,7 @@ class Rerun:
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
         nested = {k for k in shared if not rules[k].eager and len(shared.intersection(program.cone([k], observed))) > 1}
         entering = program.values | observed
-        exact = Exact(rules, program, device, moved=bool(tolerances))
+        exact = Exact(rules, program, device, moved=bool(tolerances or twice))
         begun = time.perf_counter()
         inputs = {k: v for k, v in start.items() if k not in twice}
         program.run(order, inputs, (), rule=exact, seen=partial(record, values, {}))

@@ -80,7 +80,9 @@ def variance_of_sum(total: Any, squares: Any, length: float, u: float) -> Any:
     scatter *= scatter > 0.0
     scatter *= length / 6.0  # in place: a large one is in memory once
     square *= length / 3.0
-    return u * u / 3.0 * (square + scatter)
+    scatter += square
+    scatter *= u * u / 3.0
+    return scatter
 
 
 def lost_terms(length: float, u: float) -> float:

@@ -130,8 +130,14 @@ class Part:
         self._reached: dict[tuple[int, ...], list[int]] = {}
 
     def value(self, edits: Mapping[int, Edit], values: Mapping[int, Any] | None = None) -> Any:
-        """The step with `edits` in place, by number; on `values` of all operations, where not on what was observed."""
-        nodes, order = list(self.nodes), [*self.downstream(*edits)]
+        """The step with `edits` in place, by number; on `values` of some operations, where not on what was observed.
+
+        What the edits need and `values` do not have is computed again.
+        """
+        known = values or self.values
+        nodes, changed = list(self.nodes), self.downstream(*edits)
+        taken = {p for i, edit in edits.items() for p in Node(i, EDITED, self._takes(i, edit)).parents}
+        order = self.program.cone({*changed} | (taken - known.keys()), known.keys() - {*changed})
         for i, edit in edits.items():
             nodes[i] = Node(i, EDITED, self._takes(i, edit))
             if i in nodes[i].parents and i not in self.given:  # it takes what it gives by itself
@@ -144,7 +150,7 @@ class Part:
             return edits[node.id].run(*args) if node.func == EDITED else call(node, args, kwargs)
 
         with self._checked, on(self.device):
-            return Program(nodes).run(order, values or self.values, {self.target}, rule=rule)[self.target]
+            return Program(nodes).run(order, known, {self.target}, rule=rule)[self.target]
 
     def _takes(self, i: int, edit: Edit) -> tuple[Any, ...]:
         return self.nodes[i].args if edit.takes is None else edit.takes
@@ -160,13 +166,13 @@ class Part:
         return self._reached[start]
 
     def fresh(self, inputs: Mapping[str, Tensor]) -> dict[int, Any]:
-        """What every operation here gives on other inputs of the golden."""
+        """On other inputs of the golden: what is given here, and what the step gives."""
         given = {self.golden.steps[name]: value for name, value in inputs.items()}
         wanted, whole = {self.origin[i] for i in self.given}, self.golden.program
         with self._checked, on(self.device):
             found = whole.run(whole.cone(wanted, given), given, wanted)
             start = {i: found[self.origin[i]] for i in self.given}
-            return self.program.run(range(len(self.nodes)), start, range(len(self.nodes)))
+            return start | self.program.run(range(len(self.nodes)), start, {self.target})
 
     def mutated(self, edits: Mapping[int, Edit]) -> Golden:
         """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""

@@ -922,7 +922,7 @@ class _Search:
 
     @cached_property
     def _fresh(self) -> dict[int, Any]:
-        """What every operation gives on sampled inputs; nothing where the reference does not take them.
+        """What the part is given and gives on sampled inputs; nothing where the reference does not take them.
 
         Whole numbers are sampled too, unless that makes what is no number, or none that the reference takes.
         """
