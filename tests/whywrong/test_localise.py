@@ -1829,6 +1829,43 @@ def test_what_an_operation_gave_is_let_go_after_its_last_use():
     assert kept == ["input", "input"]
 
 
+def test_a_sum_of_two_refers_to_its_terms_alone_and_one_of_three_is_as_if_added_by_sign():
+    a, b, c = (torch.tensor(values) for values in ([3.0, -2.0], [-1.0, -4.0], [5.0, 0.5]))
+    of = rounding._Sum.of
+    two = of(a).plus(of(b), a, b, a + b, 2.0**-24)
+    assert [end.tolist() for end in two.extremes()] == [[3.0, 0.0], [-1.0, -6.0]]
+    three = two.times(-2.0).plus(of(c), -2.0 * (a + b), c, c - 2.0 * (a + b), 2.0**-24)
+    assert [end.tolist() for end in three.extremes()] == [[7.0, 12.5], [-6.0, 0.0]]
+    flipped = three.moved(lambda end: end.flip(0))
+    assert [end.tolist() for end in flipped.extremes()] == [[12.5, 7.0], [0.0, -6.0]]
+    assert (three.variance >= 2.0**-48 / 3.0 * torch.tensor([7.0, 12.5]).square()).all()
+
+
+def test_the_spread_of_a_large_sum_is_kept_in_float32_where_that_has_its_numbers(monkeypatch):
+    monkeypatch.setattr(rounding, "BATCH", 64)
+    for size, kind in ((1.0, torch.float32), (1e-60, torch.float64)):
+        x = torch.full((8, 8), size, dtype=torch.float64).cumsum(0)
+        program = golden(lambda x: x @ x / x, x=x).program
+        exact = rounding.Exact(dict.fromkeys(range(len(program.nodes)), Precision()), program, torch.device("cpu"))
+        program.run(range(len(program.nodes)), {}, (), rule=exact)
+        assert {spread.dtype for spread in exact.spread.values()} == {kind}
+
+
+def test_what_is_stored_exactly_is_not_perturbed_and_what_was_rounded_is(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    x, w = torch.randn(6, 8, generator=generator), torch.randn(8, 8, generator=generator)
+    recorded, moved = golden(lambda x, w: (x @ w).tanh().sum(1), x=x, w=w), []
+    real = rounding.Rounding.moved
+    watched = lambda self, value, half: moved.append(float(half.max())) or real(self, value, half)  # noqa: E731
+    monkeypatch.setattr(rounding.Rounding, "moved", watched)
+    wrong = (x @ w).tanh().sum(1) + 1.0
+    assert localise({"x": x, "w": w, "output": wrong}, recorded, precision=FLOAT32).own == ["output"]
+    assert not moved
+    assert localise({"w": w, "output": wrong}, golden(lambda x, w: (x @ w).tanh().sum(1), x=x.double() / 3.0, w=w)).own
+    assert moved
+    assert min(moved) > 0.0
+
+
 def test_blocks_whose_operations_are_large_are_checked_apart(monkeypatch):
     generator = torch.Generator().manual_seed(3)
     x, w = torch.randn(8, 4, generator=generator), torch.randn(4, 256, generator=generator)

@@ -81,6 +81,23 @@ def test_what_only_shapes_are_needed_of_is_not_kept(attention):
     assert torch.equal(of_all["output"], of_shapes["output"])
 
 
+def test_on_other_inputs_what_an_edit_needs_is_computed_again(attention):
+    """All of it would be the values of a large step twice."""
+    inputs = {name: 0.5 * attention.golden[name] for name in attention.golden.inputs}
+    fresh = attention.fresh(inputs)
+    assert fresh.keys() == {*attention.given, attention.target}
+    everything = attention.program.run(
+        range(len(attention.nodes)), {i: fresh[i] for i in attention.given}, range(len(attention.nodes))
+    )
+    compared = 0
+    for mutation in [*mutations(Context(attention))][::29]:
+        whole, needed = (tried(lambda m=mutation, v=v: attention.value(m.edits, v)) for v in (everything, fresh))
+        if isinstance(whole, torch.Tensor):
+            compared += 1
+            assert torch.equal(whole.nan_to_num(), needed.nan_to_num()), mutation.says
+    assert compared > 100
+
+
 def test_as_many_mutations_run_at_once_as_what_follows_whole_has_room_for(rng, monkeypatch):
     x, p = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((64, 48), (48,)))
     part = part_of(lambda x, p: (x @ torch.outer(p.sin(), p)).softmax(1), x=x, p=p)
