@@ -2,6 +2,8 @@
 
 import gc
 import json
+import subprocess
+import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -238,6 +240,29 @@ def _set(node, value):
             "operations in its products",
         ),
         (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [4]]), "where (4,) is declared"),
+        (_set(2, ["full.default", [[1 << 40], 0.0], {"named": {}}, [3]]), r"gives (1099511627776,) where (3,) is"),
+        (_set(2, ["repeat.default", [{"ref": 0}, [1 << 40]], {"named": {}}, [3]]), "where (3,) is declared"),
+        (
+            lambda text: text["nodes"].extend(
+                [
+                    ["view.default", [{"ref": 0}, [3, 1]], {"named": {}}, [3, 1]],
+                    ["expand.default", [{"ref": 3}, [3, 1 << 30]], {"named": {}}, [3, 1 << 30]],
+                ]
+            ),
+            "elements in all",
+        ),
+        (
+            lambda text: text["nodes"].extend(
+                [
+                    ["view.default", [{"ref": 0}, [3, 1]], {"named": {}}, [3, 1]],
+                    ["expand.default", [{"ref": 3}, [3, 1 << 20]], {"named": {}}, [3, 1 << 20]],
+                    ["view.default", [{"ref": 0}, [1, 3, 1]], {"named": {}}, [1, 3, 1]],
+                    ["expand.default", [{"ref": 5}, [1 << 20, 3, 1]], {"named": {}}, [1 << 20, 3, 1]],
+                    ["add.Tensor", [{"ref": 4}, {"ref": 6}], {"named": {}}, [3]],
+                ]
+            ),
+            "where (3,) is declared",
+        ),
         (lambda text: text.update(nodes=text["nodes"] * 16), "more than 40 operations"),
         (lambda text: text["steps"].update(output=99), "names an operation that is not there"),
         (lambda text: text.pop("nodes"), "expected a recorded golden, got one that is damaged"),
@@ -250,6 +275,19 @@ def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, monkeypa
     path = tampered(found.save(tmp_path / "g.safetensors"), change)
     with pytest.raises(UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
         Golden.load(path)
+
+
+def test_a_small_golden_is_saved_and_loaded_without_torchs_compiler(tmp_path):
+    """Its import takes 2 s, and any operation on a tensor without memory imports it."""
+    script = (
+        "import sys, torch; from whywrong.recording.golden import Golden, golden\n"
+        "given = {'x': torch.ones(4, 8), 'w': torch.ones(8, 8)}\n"
+        f"golden(lambda x, w: (x @ w + 1.0).softmax(-1).triu(), **given).save({str(tmp_path / 'g.safetensors')!r})\n"
+        f"found = Golden.load({str(tmp_path / 'g.safetensors')!r})\n"
+        "print(float(found['output'].sum()), 'torch._dynamo' in sys.modules, any(x in sys.modules for x in ('triton', 'sympy')))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["3.25", "False", "False"], found.stderr
 
 
 @pytest.mark.parametrize("run", [golden, capture])
