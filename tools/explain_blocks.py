@@ -87,6 +87,7 @@ def measure(
     kept = [name for name in seen.names if name in (*golden.inputs, *blocks)]
     weights = dict(right.named_parameters())
     observed = whywrong.Trace({name: weights.get(name, seen[name]) for name in kept}, seen.about)
+    del seen, port  # other steps that were observed stay in memory no longer
     times = {"golden": time.perf_counter() - begun}
     begun = time.perf_counter()
     report = whywrong.localise(observed, golden)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -186,7 +186,7 @@ class _Sum:
             return high.clamp(min=0.0) + other_high.clamp(min=0.0), low.clamp(max=0.0) + other_low.clamp(max=0.0)
 
         squares = self.squares + other.squares
-        variance = variance_of_sum(out, squares, length, u)
+        variance = _in_blocks(partial(variance_of_sum, length=length, u=u), out, squares)
         if written <= 2:  # not computed before a third term wants them
             return _Sum(squares, length, variance, extremes, written)
         above, below = extremes()
@@ -261,7 +261,11 @@ class Exact:
                 variance = variance_of_sum(out, squares, length, u)
                 self._sums[out] = _Sum(squares, length, variance)
             least = _least(precision) if op in PRODUCTS else 0.0
-            by_chance = _map_real(lambda x, q: _spread(node, self.length(node, args, x), x, q, u, least), out, squares)
+
+            def spread(x: Tensor, q: Tensor) -> Tensor:
+                return _in_blocks(partial(_spread, node, self.length(node, args, x), u=u, least=least), x, q)
+
+            by_chance = _map_real(spread, out, squares)
             if precision.flush:
                 self.flushed[node.id] = _map_real(
                     lambda x, q: _flushed(self.length(node, args, x), q, precision), out, squares
@@ -390,7 +394,7 @@ _MOVING = MOVES | FACTORIES | SELECTIONS
 
 def _at_least(spread: Tensor, lost: Tensor) -> Tensor:
     """A spread as large as what float32 lost: in each element, and in all, since one may have lost little by luck."""
-    times = (lost / spread).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt() if lost.numel() else 1.0
+    times = (lost / spread).nan_to_num_(0.0, 0.0, 0.0).square_().mean().sqrt() if lost.numel() else 1.0
     return torch.maximum(spread * max(1.0, float(times)), lost.abs())
 
 
@@ -441,6 +445,17 @@ def _pieces(node: Node, args: Any) -> list[Any]:
         over = args[1] if len(args) > 1 and args[1] else range(args[0].ndim)
         return [(piece, *args[1:]) for piece in args[0].chunk(PIECES, min(d % args[0].ndim for d in over))]
     return []
+
+
+def _in_blocks(compute: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """What `compute` gives for each element of two tensors of one shape, in float64. Of large ones BATCH elements are
+    taken at a time, since intermediate results would be as large."""
+    if x.numel() <= BATCH:
+        return compute(x, y)
+    found = torch.empty(x.shape, dtype=torch.float64, device=x.device)
+    for place, *some in zip(*(each.reshape(-1).split(BATCH) for each in (found, x, y)), strict=True):
+        place.copy_(compute(*some))
+    return found
 
 
 def _spread(node: Node, length: int, x: Tensor, squares: Tensor, u: float, least: float) -> Tensor:
