@@ -32,6 +32,12 @@ def test_a_read_of_both_is_no_baseline_and_kernels_alone_are_no_call(cases):
     assert not any({"read both", "ours, kernels only"} & {*one.ours, *one.others} for one in compared)
 
 
+def test_no_kernel_of_others_counts_as_ours(cases):
+    theirs = {name for one in cases for name in one.others}
+    assert theirs >= {"TileKernels, products by torch", "FlexAttention", "the same, attention by its formula"}
+    assert not any("torch" in name or "CUTLASS" in name for one in cases for name in one.ours)
+
+
 @pytest.mark.parametrize(
     ("claim", "some", "verdict"),
     [

@@ -284,10 +284,10 @@ def test_a_small_golden_is_saved_and_loaded_without_torchs_compiler(tmp_path):
         "given = {'x': torch.ones(4, 8), 'w': torch.ones(8, 8)}\n"
         f"golden(lambda x, w: (x @ w + 1.0).triu(), **given).save({str(tmp_path / 'g.safetensors')!r})\n"
         f"found = Golden.load({str(tmp_path / 'g.safetensors')!r})\n"
-        "print(float(found['output'].sum()), 'torch._dynamo' in sys.modules, any(x in sys.modules for x in ('triton', 'sympy')))"
+        "print(float(found['output'].sum()), sorted({'torch._dynamo', 'sympy', 'triton'} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert found.stdout.split() == ["234.0", "False", "False"], found.stderr
+    assert found.stdout.split() == ["234.0", "[]"], found.stderr
 
 
 @pytest.mark.parametrize("run", [golden, capture])
