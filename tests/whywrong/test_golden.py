@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -242,6 +240,15 @@ def _set(node, value):
         (_set(2, ["add.Tensor", [{"ref": 0}, {"ref": 1}], {"named": {}}, [4]]), "where (4,) is declared"),
         (_set(2, ["full.default", [[1 << 40], 0.0], {"named": {}}, [3]]), r"gives (1099511627776,) where (3,) is"),
         (_set(2, ["repeat.default", [{"ref": 0}, [1 << 40]], {"named": {}}, [3]]), "where (3,) is declared"),
+        (_set(2, ["eye.default", [1 << 18], {"named": {}}, [1 << 18, 1 << 18]]), "elements in all"),
+        (_set(2, ["arange.start_step", [0, 1, 1e-11], {"named": {}}, [3]]), "where (3,) is declared"),
+        (_set(2, ["constant_pad_nd.default", [{"ref": 0}, [1 << 38, 1 << 38]], {"named": {}}, [3]]), "where (3,) is"),
+        (_set(2, ["full.default", [[{"ref": 0}], 1.0], {"named": {}}, [3]]), "got one that is damaged"),
+        (_set(2, ["_fft_r2c.default", [{"ref": 0}, [40], 0, True], {"named": {}}, [3]]), "got one that is damaged"),
+        (
+            lambda text: text["nodes"].append(["repeat_interleave.Tensor", [{"ref": 0}], {"named": {}}, [3]]),
+            "got one that is damaged",
+        ),
         (
             lambda text: text["nodes"].extend(
                 [
@@ -275,19 +282,6 @@ def test_a_file_can_name_only_pure_operations_of_a_right_size(tmp_path, monkeypa
     path = tampered(found.save(tmp_path / "g.safetensors"), change)
     with pytest.raises(UsageError, match=message.replace("(", r"\(").replace(")", r"\)")):
         Golden.load(path)
-
-
-def test_a_small_golden_is_saved_and_loaded_without_torchs_compiler(tmp_path):
-    """Its import takes 2 s, and any operation on a tensor without memory imports it."""
-    script = (
-        "import sys, torch; from whywrong.recording.golden import Golden, golden\n"
-        "given = {'x': torch.ones(4, 8), 'w': torch.ones(8, 8)}\n"
-        f"golden(lambda x, w: (x @ w + 1.0).triu(), **given).save({str(tmp_path / 'g.safetensors')!r})\n"
-        f"found = Golden.load({str(tmp_path / 'g.safetensors')!r})\n"
-        "print(float(found['output'].sum()), sorted({'torch._dynamo', 'sympy', 'triton'} & sys.modules.keys()))"
-    )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert found.stdout.split() == ["234.0", "[]"], found.stderr
 
 
 @pytest.mark.parametrize("run", [golden, capture])

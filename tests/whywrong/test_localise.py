@@ -1830,15 +1830,36 @@ def test_what_an_operation_gave_is_let_go_after_its_last_use():
 
 
 def test_a_sum_of_two_refers_to_its_terms_alone_and_one_of_three_is_as_if_added_by_sign():
-    a, b, c = (torch.tensor(values) for values in ([3.0, -2.0], [-1.0, -4.0], [5.0, 0.5]))
+    a, b, c = torch.tensor([[3.0, -2.0]]), torch.tensor([-1.0, -4.0]), torch.tensor([5.0, 0.5])
     of = rounding._Sum.of
     two = of(a).plus(of(b), a, b, a + b, 2.0**-24)
-    assert [end.tolist() for end in two.extremes()] == [[3.0, 0.0], [-1.0, -6.0]]
+    assert [term.tolist() for term in two.terms] == [a.tolist(), [b.tolist()]]
     three = two.times(-2.0).plus(of(c), -2.0 * (a + b), c, c - 2.0 * (a + b), 2.0**-24)
-    assert [end.tolist() for end in three.extremes()] == [[7.0, 12.5], [-6.0, 0.0]]
-    flipped = three.moved(lambda end: end.flip(0))
-    assert [end.tolist() for end in flipped.extremes()] == [[12.5, 7.0], [0.0, -6.0]]
+    assert [term.tolist() for term in three.terms] == [[[7.0, 12.5]], [[-6.0, 0.0]]]
+    assert [term.tolist() for term in three.moved(lambda x: x.mT).terms] == [[[7.0], [12.5]], [[-6.0], [0.0]]]
     assert (three.variance >= 2.0**-48 / 3.0 * torch.tensor([7.0, 12.5]).square()).all()
+
+
+def test_a_sum_may_be_multiplied_a_thousand_times():
+    def steps(a, b, c):
+        y = a + b
+        for _ in range(1100):
+            y = y * 1.0001
+        return {"out": y + c}
+
+    a, b, c = torch.randn(3, 5, generator=torch.Generator().manual_seed(3))
+    recorded = golden(steps, a=a, b=b, c=c)
+    found = localise({"out": steps(a, b, c)["out"] * 1.01}, recorded, precision=FLOAT32)
+    assert found.first == "out"
+
+
+def test_a_factor_that_is_exact_by_chance_is_cut_where_what_came_before_may_have_been_rounded():
+    """A softmax of 64 equal scores is 1/64, or a unit in the last place less, which a tensor core truncates."""
+    v = torch.randn(64, 32, generator=torch.Generator().manual_seed(4)).bfloat16().float()
+    s = torch.zeros(16, 64)
+    recorded = golden(lambda s, v: s.softmax(-1) @ v, s=s, v=v)
+    p = torch.nextafter(s.softmax(-1), torch.zeros(())).view(torch.int32).bitwise_and(-(1 << 13)).view(torch.float32)
+    assert localise({"output": p @ v}, recorded, precision=Precision("float32", "tf32")).first is None
 
 
 def test_the_spread_of_a_large_sum_is_kept_in_float32_where_that_has_its_numbers(monkeypatch):

@@ -138,14 +138,15 @@ def _map_real(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
 class _Sum:
     """The sum of the squares of a sum's terms, their number, and the variance of its error.
 
-    `extremes` gives the sums of its positive and of its negative terms, of which `written` are written out. Of one that
-    is written these are the sum itself, and None here: a tensor that its own :class:`_Sum` refers to is never let go.
+    `terms` are the `written` ones that are written out, each of the sum's shape; of more than two the sum of what is
+    positive and that of what is negative. Of one it is the sum itself, and None here: a tensor that its own
+    :class:`_Sum` refers to is never let go.
     """
 
     squares: Tensor
     length: int
     variance: Tensor
-    extremes: Callable[[], tuple[Tensor, Tensor]] | None = None
+    terms: tuple[Tensor, ...] | None = None
     written: int = 1
 
     @staticmethod
@@ -156,20 +157,13 @@ class _Sum:
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> _Sum:
         """The same in other places."""
-        ends = self.extremes
-        extremes = (lambda: (change((pair := ends())[0]), change(pair[1]))) if ends else None
-        return _Sum(change(self.squares), self.length, change(self.variance), extremes, self.written)
+        terms = self.terms and tuple(map(change, self.terms))
+        return _Sum(change(self.squares), self.length, change(self.variance), terms, self.written)
 
     def times(self, factor: Any) -> _Sum:
         """Each term times a number or a tensor."""
-        squared, ends = factor * factor, self.extremes
-
-        def extremes() -> tuple[Tensor, Tensor]:
-            assert ends
-            a, b = (end * factor for end in ends())
-            return torch.maximum(a, b), torch.minimum(a, b)
-
-        return _Sum(self.squares * squared, self.length, self.variance * squared, ends and extremes, self.written)
+        squared, terms = factor * factor, self.terms and tuple(term * factor for term in self.terms)
+        return _Sum(self.squares * squared, self.length, self.variance * squared, terms, self.written)
 
     def plus(self, other: _Sum, a: Any, b: Any, out: Tensor, u: float) -> _Sum:
         """This, `a`, and another, `b`, which are `out`, added in any order.
@@ -179,19 +173,14 @@ class _Sum:
         the square of the largest.
         """
         length, written = self.length + other.length, self.written + other.written
-        ends, other_ends = self.extremes, other.extremes
-
-        def extremes() -> tuple[Tensor, Tensor]:
-            (high, low), (other_high, other_low) = ends() if ends else (a, a), other_ends() if other_ends else (b, b)
-            return high.clamp(min=0.0) + other_high.clamp(min=0.0), low.clamp(max=0.0) + other_low.clamp(max=0.0)
-
         squares = self.squares + other.squares
         variance = _in_blocks(partial(variance_of_sum, length=length, u=u), out, squares)
-        if written <= 2:  # not computed before a third term wants them
-            return _Sum(squares, length, variance, extremes, written)
-        above, below = extremes()
-        variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
-        return _Sum(squares, length, variance, lambda: (above, below), written)
+        terms = tuple(term.expand(out.shape) for term in (*(self.terms or (a,)), *(other.terms or (b,))))
+        if written > 2:
+            above, below = (reduce(torch.add, [x.clamp(**end) for x in terms]) for end in ({"min": 0.0}, {"max": 0.0}))
+            variance = torch.maximum(variance, u * u / 9.0 * written * torch.maximum(above, -below).square())
+            terms = above, below
+        return _Sum(squares, length, variance, terms, written)
 
 
 class Exact:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -323,14 +323,14 @@ class Rerun:
     def _narrowest(self) -> str:
         return max(self._floats, key=UNIT_ROUNDOFF.__getitem__, default="")
 
-    def _input_tolerances(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor]:
+    def _input_tolerances(self, parts: Mapping[int, list[int]]) -> dict[int, Tensor | None]:
         """How far each value that enters a part may be from the observed: half a unit of the dtype it was rounded to.
 
         Not eager: the kernel may have gone on with its unrounded result. Eager: a copy in the trace's narrowest dtype
         may exist, unless the golden has recorded its casts. An input that the trace does not have may have been stored
-        in the dtype of the step that is computed from it.
+        in the dtype of the step that is computed from it. None: it may have been rounded, and all of it is exact.
         """
-        tolerances: dict[int, Tensor] = {}
+        tolerances: dict[int, Tensor | None] = {}
         for i, part in parts.items():
             rule, storage = self._rule(i), self._storage(self._names[i][0])
             types = {k: storage for k in part if self._program.nodes[k].func == INPUT and k not in self._values}
@@ -348,10 +348,9 @@ class Rerun:
                 if registers or copied:  # a zero is one, unless others are so small that it may have been rounded to it
                     tiny = torch.finfo(dtype_of(name)).tiny
                     exact = (value == 0.0) & ~((value != 0.0) & (value.abs() < tiny)).any()
-                if bool(exact.all()):
-                    continue
-                half = torch.where(exact, 0.0, half_ulp(value, name))
-                tolerances[k] = torch.maximum(tolerances[k], half) if k in tolerances else half
+                half = None if bool(exact.all()) else torch.where(exact, 0.0, half_ulp(value, name))
+                some = [x for x in (tolerances.get(k), half) if x is not None]
+                tolerances[k] = reduce(torch.maximum, some) if some else None
         return tolerances
 
     def _as_written(self, i: int) -> bool:
@@ -402,7 +401,7 @@ class Rerun:
         for i, part in (parts | twice).items():
             rules = self._rules_of(i, part, rounded) | rules
         start = {k: v for k, v in observed.items() if k not in parts}
-        tolerances = self._input_tolerances(parts) if rounded else {}
+        tolerances: Mapping[int, Tensor | None] = self._input_tolerances(parts) if rounded else {}
 
         values: dict[int, Any] = {}
 
@@ -415,7 +414,7 @@ class Rerun:
         shared = {k for part in parts.values() for k in self._shared(part)} if rounded else set()
         nested = {k for k in shared if not rules[k].eager and len(shared.intersection(program.cone([k], observed))) > 1}
         entering = program.values | observed
-        exact = Exact(rules, program, device, moved=bool(tolerances or twice))
+        exact = Exact(rules, program, device, moved=bool(tolerances))
         begun = time.perf_counter()
         inputs = {k: v for k, v in start.items() if k not in twice}
         program.run(order, inputs, (), rule=exact, seen=partial(record, values, {}))
@@ -439,7 +438,7 @@ class Rerun:
 
             recomputed = {k: partial(recompute, k) for k in shared}
             rounding = Rounding(exact, nonlinear, observed, scale, nearest, recomputed)
-            perturbed = {k: rounding.moved(entering[k], half) for k, half in tolerances.items()}
+            perturbed = {k: rounding.moved(entering[k], half) for k, half in tolerances.items() if half is not None}
             for k, part in twice.items():
                 before = {j: v for j, v in observed.items() if j != k}
                 independent = Rounding(exact, nonlinear, observed, scale, nearest)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -176,8 +175,7 @@ class _Held:
         factor = float((some * right).sum() / right.square().sum().clamp(min=1e-300))
         if self._holds(factor * right):
             yield f"wrong elements are {factor:.6g} times what is right"
-        indices = np.unravel_index(self._at.cpu().numpy(), self._shape)  # torch's imports sympy, for 0.6 s
-        places = tuple(torch.from_numpy(index).to(self._at.device) for index in indices)
+        places = torch.unravel_index(self._at, self._shape)
         for name, x in ((name, x) for name, x in others.items() if not x.is_complex()):
             fits = x.ndim and x.numel() > 1 and _fits(x.shape, self._shape)
             if fits and self._holds(x.to(some.device).expand(self._shape)[places].double()):

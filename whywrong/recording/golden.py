@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -24,7 +23,7 @@ from whywrong.errors import UsageError, did_you_mean, first_line
 from whywrong.process_state import float64_by_default, process_wide
 from whywrong.recording.dumps import open_dump
 from whywrong.recording.operations import ALGORITHMS, TRANSFORMS, full_name, resolve
-from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, call, references
+from whywrong.recording.program import CONSTANT, INPUT, ITEM, Node, Program, Ref, call
 from whywrong.recording.recorder import NARROW_DTYPES, Recorder, unique
 from whywrong.recording.steps import Trace, write_safetensors
 from whywrong.recording.watching import (
@@ -49,9 +48,6 @@ additions of its products (ten minutes on two CPU cores)."""
 
 FEW_ELEMENTS, FEW_FLOPS, PER_ELEMENT = 1 << 26, 10**10, 1 << 14
 """What any program may take, and how many times more an element that it is given: a small file asks for little."""
-
-AT_MOST = 1 << 28
-"""Elements that a program may give, whatever it does, which is run before its shapes are known to be right: 2 GiB."""
 
 
 @dataclass(eq=False, repr=False)
@@ -150,7 +146,7 @@ class Golden:
         Raises UsageError for what depends on values in a way that cannot be checked before it runs.
         """
         try:
-            _check_sizes(self.program)
+            _run_without_data(self.program)
         except Exception as error:
             why = "its program cannot be checked without its data and is not saved"
             raise UsageError(f"golden: {why} ({error})") from None
@@ -188,7 +184,7 @@ class Golden:
             golden.narrowest = str(text.get("narrowest", ""))
             if not (isinstance(golden.notes, list) and all(isinstance(note, str) for note in golden.notes)):
                 raise ValueError("its notes are no texts")
-            _check_sizes(program)
+            _run_without_data(program)
             for name in golden.steps:
                 if not isinstance(golden[name], Tensor) or golden[name].is_complex():
                     raise ValueError(f"step {name!r} is no tensor of real numbers")
@@ -199,28 +195,23 @@ class Golden:
         return golden
 
 
-def _check_sizes(program: Program) -> None:
-    """Every operation gives the shape that is declared, and all of them not too many elements.
+def _run_without_data(program: Program) -> None:
+    """Every operation on tensors without memory: shapes are as declared, and not too many elements.
 
-    Tensors without memory show that before anything is computed, and take 2 s, since torch imports its compiler for
-    them. A program none of whose operations could give more than AT_MOST elements is run as it is.
+    That takes 2 s, since torch imports its compiler for them. A bound by declared shapes and numbers in its place was
+    too small for a score of operations (`eye`, paddings, sizes from values), and what no step needs must not run.
     """
-    given = [value for value in program.values.values() if isinstance(value, Tensor)]
-    elements, device = sum(value.numel() for value in given), given[0].device if given else torch.device("cpu")
+    from torch.utils.flop_counter import flop_registry  # which imports Triton; its mode would import torch's compiler
+
+    total, work = 0, 0
+    elements = sum(value.numel() for value in program.values.values() if isinstance(value, Tensor))
     most = min(MOST_ELEMENTS, FEW_ELEMENTS + PER_ELEMENT * elements)
     most_work = min(MOST_FLOPS, FEW_FLOPS + PER_ELEMENT**2 * elements)
-    total, work = 0, sum(_could_give(node, program) for node in program.nodes)
-    values, counts = program.values, dict[Any, Any]()
-    if work > AT_MOST:
-        from torch.utils.flop_counter import flop_registry as counts  # imports Triton; its mode, torch's compiler
-
-        work, device = 0, torch.device("meta")
-        values = {i: torch.empty_like(v, device="meta") for i, v in values.items() if isinstance(v, Tensor)}
 
     def counted(node: Node, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal work
-        out = call(node, args, kwargs, device)
-        count = counts.get(getattr(node.func, "overloadpacket", None))
+        out = call(node, args, kwargs, torch.device("meta"))
+        count = flop_registry.get(getattr(node.func, "overloadpacket", None))
         work += count(*args, **kwargs, out_val=out) if count is not None else 0
         return out
 
@@ -238,28 +229,12 @@ def _check_sizes(program: Program) -> None:
             raise ValueError(f"more than {most} elements in all, for {elements} that it is given")
         return value
 
-    program.run(range(len(program.nodes)), values, (), rule=counted, seen=check)
+    empty = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
+    program.run(range(len(program.nodes)), empty, (), rule=counted, seen=check)
     if work > most_work:
         raise ValueError(
             f"more than {most_work:.0e} operations in its products, for {elements} elements that it is given"
         )
-
-
-def _could_give(node: Node, program: Program) -> float:
-    """The most elements that an operation could give, and about the most that it computes: all elements and numbers
-    that it takes, times each other. A view has no memory of its own. Infinite where a shape depends on values."""
-    taken = (node.args, *node.kwargs.values())
-    tags, shapes = getattr(node.func, "tags", ()), [program.nodes[i].shape for i in references(taken)]
-    if node.func in (INPUT, CONSTANT) or node.op in ("view", "_unsafe_view", ITEM):
-        return 0.0
-    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-        return math.inf
-    if all(result.alias_info for result in node.func._schema.returns):
-        return 0.0
-    if torch.Tag.pointwise in tags:
-        return float(math.prod(np.broadcast_shapes(*shapes)))
-    numbers = [abs(x) for x in tree_leaves(taken) if isinstance(x, (int, float)) and abs(x) > 1]
-    return math.prod([*map(math.prod, shapes), *map(float, numbers)])
 
 
 _DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
