@@ -308,10 +308,9 @@ class Exact:
             off = (scaled_sum.squares / 3.0).sqrt_().mul_(u).nan_to_num_(0.0, 0.0, 0.0)
             self.spread[node.id] = off.masked_fill_(out == 0.0, 0.0)  # exact, as a c - a c
         elif known and node.op in MOVES | {"neg"}:
-            how = args[1:]  # without the tensor, which would stay in memory with what is moved
 
             def move(x: Tensor) -> Any:
-                return call(node, [x, *how], {}, self.device)
+                return call(node, [x, *args[1:]], {}, self.device)
 
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)
         if by_number:
