@@ -1872,6 +1872,23 @@ def test_the_spread_of_a_large_sum_is_kept_in_float32_where_that_has_its_numbers
         assert {spread.dtype for spread in exact.spread.values()} == {kind}
 
 
+def test_the_spread_of_a_large_sum_is_the_same_block_by_block(monkeypatch):
+    x = torch.randn(9, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    program = golden(lambda x: (x @ x.mT + x[:, :9]).mT + x[0, :9] - x[:, 1:10], x=x).program
+
+    def spreads():
+        exact = rounding.Exact(dict.fromkeys(range(len(program.nodes)), Precision()), program, torch.device("cpu"))
+        program.run(range(len(program.nodes)), {}, (), rule=exact)
+        return exact.spread
+
+    whole = spreads()
+    monkeypatch.setattr(rounding, "BATCH", 7)
+    blocks = spreads()
+    assert len(whole) >= 3
+    assert blocks.keys() == whole.keys()
+    assert all(torch.allclose(blocks[i].double(), whole[i], rtol=2.0**-23, atol=0.0) for i in whole)
+
+
 def test_what_is_stored_exactly_is_not_perturbed_and_what_was_rounded_is(monkeypatch):
     generator = torch.Generator().manual_seed(3)
     x, w = torch.randn(6, 8, generator=generator), torch.randn(8, 8, generator=generator)

@@ -388,7 +388,8 @@ def _at_least(spread: Tensor, lost: Tensor) -> Tensor:
 
 def _narrowed(spread: Tensor) -> Tensor:
     """A large spread in float32, which stays in memory through all simulated runs, where float32 has its numbers."""
-    if spread.numel() < BATCH or bool((((spread > 0.0) & (spread < 1e-30)) | (spread > 1e30)).any()):
+    normal = torch.finfo(torch.float32)
+    if spread.numel() < BATCH or bool((((spread > 0.0) & (spread < normal.tiny)) | (spread > normal.max)).any()):
         return spread
     return spread.float()
 
