@@ -26,69 +26,86 @@ def liger() -> LayerNorm:
 
 def cudnn() -> LayerNorm:
     """cuDNN's, by the package nvidia-cudnn-frontend. Moments are kept in float32, as its backward wants them."""
+    _handle()  # raises where there is none
+    return lambda x, gain, shift, eps: _CudnnLayerNorm.apply(x, gain, shift, eps)
+
+
+class _CudnnLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+        out, moments = torch.empty_like(x), [x.new_empty(len(x), 1, 1, 1, dtype=torch.float32) for _ in range(2)]
+        _execute(_forward(*x.shape, x.dtype), x, gain, shift, torch.full((1, 1, 1, 1), eps), out, *moments)
+        ctx.save_for_backward(x, gain, *moments)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, *moments = ctx.saved_tensors
+        made = torch.empty_like(x), torch.empty_like(gain), torch.empty_like(gain)
+        _execute(_backward(*x.shape, x.dtype), dout.contiguous(), x, gain, *moments, *made)
+        return *made, None
+
+
+@cache
+def _handle() -> Any:
     import cudnn as library
 
-    handle = library.create_handle()
+    return library.create_handle()
 
-    def given(graph: Any, x: Tensor, columns: int) -> Any:
-        return graph.tensor(dim=[x.numel() // columns, columns, 1, 1], stride=[columns, 1, columns, columns],
-                            data_type=x.dtype)  # fmt: skip
 
-    def graph_of() -> Any:
-        kind = library.data_type.FLOAT
-        return library.pygraph(handle=handle, intermediate_data_type=kind, compute_data_type=kind)
+def _graph() -> Any:
+    import cudnn as library
 
-    def built(graph: Any, results: dict[Any, torch.dtype]) -> tuple[Any, Tensor]:
-        for one, dtype in results.items():
-            one.set_output(True).set_data_type(dtype)
-        graph.build([library.heur_mode.A, library.heur_mode.FALLBACK])
-        return graph, torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device="cuda")
+    kind = library.data_type.FLOAT
+    return library.pygraph(handle=_handle(), intermediate_data_type=kind, compute_data_type=kind)
 
-    @cache
-    def forward(rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        graph = graph_of()
-        x = given(graph, torch.empty(rows, columns, dtype=dtype, device="meta"), columns)
-        gain, shift = (given(graph, torch.empty(columns, dtype=dtype, device="meta"), columns) for _ in range(2))
-        eps = graph.tensor(dim=[1] * 4, stride=[1] * 4, data_type=torch.float32, is_pass_by_value=True)
-        phase = library.norm_forward_phase.TRAINING
-        out, mean, inverse = graph.layernorm(
-            norm_forward_phase=phase, input=x, scale=gain, bias=shift, epsilon=eps, name="layer norm"
-        )
-        made = built(graph, {out: dtype, mean: torch.float32, inverse: torch.float32})
-        return (*made, x, gain, shift, eps, out, mean, inverse)
 
-    @cache
-    def backward(rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        graph = graph_of()
-        dout, x = (given(graph, torch.empty(rows, columns, dtype=dtype, device="meta"), columns) for _ in range(2))
-        gain = given(graph, torch.empty(columns, dtype=dtype, device="meta"), columns)
-        mean, inverse = (given(graph, torch.empty(rows, device="meta"), 1) for _ in range(2))
-        dx, dgain, dshift = graph.layernorm_backward(
-            grad=dout, input=x, scale=gain, mean=mean, inv_variance=inverse, name="layer norm backward"
-        )
-        made = built(graph, {dx: dtype, dgain: dtype, dshift: dtype})
-        return (*made, dout, x, gain, mean, inverse, dx, dgain, dshift)
+def _place(graph: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    """A graph's argument [rows, columns], in the four dimensions that it wants."""
+    return graph.tensor(dim=[rows, columns, 1, 1], stride=[columns, 1, columns, columns], data_type=dtype)
 
-    def execute(graph: Any, workspace: Tensor, tensors: dict[Any, Tensor]) -> None:
-        library.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
-        graph.execute(tensors, workspace, handle=handle)
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-            graph, workspace, *places = forward(*x.shape, x.dtype)
-            out, moments = torch.empty_like(x), [x.new_empty(len(x), 1, 1, 1, dtype=torch.float32) for _ in range(2)]
-            values = (x, gain, shift, torch.full((1, 1, 1, 1), eps), out, *moments)
-            execute(graph, workspace, dict(zip(places, values, strict=True)))
-            ctx.save_for_backward(x, gain, *moments)
-            return out
+@cache
+def _forward(rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The graph, its workspace, and the places of x, gain, shift, eps, out, mean and inverse."""
+    import cudnn as library
 
-        @staticmethod
-        def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-            x, gain, *moments = ctx.saved_tensors
-            graph, workspace, *places = backward(*x.shape, x.dtype)
-            made = torch.empty_like(x), torch.empty_like(gain), torch.empty_like(gain)
-            execute(graph, workspace, dict(zip(places, (dout.contiguous(), x, gain, *moments, *made), strict=True)))
-            return *made, None
+    graph = _graph()
+    x, gain, shift = (_place(graph, count, columns, dtype) for count in (rows, 1, 1))
+    eps = graph.tensor(dim=[1] * 4, stride=[1] * 4, data_type=torch.float32, is_pass_by_value=True)
+    out, mean, inverse = graph.layernorm(
+        norm_forward_phase=library.norm_forward_phase.TRAINING, input=x, scale=gain, bias=shift, epsilon=eps,
+        name="layer norm",
+    )  # fmt: skip
+    workspace = _built(graph, {out: dtype, mean: torch.float32, inverse: torch.float32})
+    return graph, workspace, x, gain, shift, eps, out, mean, inverse
 
-    return lambda x, gain, shift, eps: Function.apply(x, gain, shift, eps)
+
+@cache
+def _backward(rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The graph, its workspace, and the places of dout, x, gain, mean, inverse, dx, dgain and dshift."""
+    graph = _graph()
+    dout, x, gain = (_place(graph, count, columns, dtype) for count in (rows, rows, 1))
+    mean, inverse = (_place(graph, rows, 1, torch.float32) for _ in range(2))
+    dx, dgain, dshift = graph.layernorm_backward(
+        grad=dout, input=x, scale=gain, mean=mean, inv_variance=inverse, name="layer norm backward"
+    )
+    workspace = _built(graph, dict.fromkeys((dx, dgain, dshift), dtype))
+    return graph, workspace, dout, x, gain, mean, inverse, dx, dgain, dshift
+
+
+def _built(graph: Any, results: dict[Any, torch.dtype]) -> Tensor:
+    import cudnn as library
+
+    for one, dtype in results.items():
+        one.set_output(True).set_data_type(dtype)
+    graph.build([library.heur_mode.A, library.heur_mode.FALLBACK])
+    return torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device="cuda")
+
+
+def _execute(built: tuple[Any, ...], *tensors: Tensor) -> None:
+    import cudnn as library
+
+    graph, workspace, *places = built
+    library.set_stream(handle=_handle(), stream=torch.cuda.current_stream().cuda_stream)
+    graph.execute(dict(zip(places, tensors, strict=True)), workspace, handle=_handle())

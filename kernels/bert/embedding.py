@@ -17,8 +17,12 @@ FLOATS = (torch.bfloat16, torch.float32)
 TYPES = 4
 """The most token types: a program keeps a sum for each."""
 MOST_HIDDEN = 65536
-CHUNK = 32
-"""Sorted rows that one program adds up."""
+PROGRAMS = 1024
+"""Backward, a program takes several rows one after the other, so many that about this many programs share them."""
+MOST_STEPS = 64
+"""Rows that a program adds up by position: fewer leave more sums to the last kernel."""
+MOST_ROWS = 32
+"""Rows that a program adds up by token: more of them wait longer for each other, and fewer leave more runs to join."""
 
 _compiled: Compiled = {}
 
@@ -75,6 +79,8 @@ def check(
     """Raises UsageError that names the tensor, what it is and what would be right."""
     if ids.ndim != 2 or ids.dtype != torch.int64:
         raise UsageError(f"ids: expected torch.int64 [B, S], got {ids.dtype} {tuple(ids.shape)}")
+    if ids.numel() >= 2**31:
+        raise UsageError(f"ids: expected fewer than 2^31 tokens, got {tuple(ids.shape)}")
     if types is not None and (types.shape != ids.shape or types.dtype != torch.int64):
         raise UsageError(f"types: expected torch.int64 {tuple(ids.shape)}, got {types.dtype} {tuple(types.shape)}")
     if tokens.ndim != 2 or tokens.dtype not in FLOATS or not 1 <= tokens.shape[1] <= MOST_HIDDEN:
@@ -129,12 +135,12 @@ def embedded(
     given = ids if types is None else types
     at = aligned(ids, given, tokens, positions, kinds, gain, shift)
     # B and S are not specialised on; V and T are a model's own
-    key = (h, tokens.dtype, ids.device, types is None, drop, at, v, kinds.shape[0], b * s < 2**31)
+    key = (h, tokens.dtype, ids.device, types is None, drop, at, v, kinds.shape[0])
     launch(
         _compiled, key, kernels.forward_kernel, (b * s, 1, 1),
         ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
         ids if seed is None else seed, b * s, s, v, kinds.shape[0], eps,
-        H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, BLOCK=1, num_warps=warps_of(part),
+        H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, num_warps=warps_of(part),
     )  # fmt: skip
     return out, mean, inverse
 
@@ -216,36 +222,35 @@ def embedding_backward(
     _, dpositions, dkinds, dgain, dshift = _gradients(dout, ids, types, tokens, positions, kinds, gain)
     part, count = parts(h)
     warps = warps_of(part)
-    block = max(1, 4 // warps)
     given = ids if types is None else types
     number = ids if seed is None else seed
     at = aligned(ids, given, dout, tokens, positions, kinds, gain)
-    key = (h, tokens.dtype, ids.device, types is None, drop, at, v, t, b * s < 2**31)
+    key = (h, tokens.dtype, ids.device, types is None, drop, at, v, t)
     constants = {"H": h, "PART": part, "PARTS": count, "TYPED": types is not None, "DROP": drop}
     sorts = 1 if types is None else t
-    steps = max(1, min(16, 1 << (max(1, b * s // (1024 * block)) - 1).bit_length()))
-    groups = -(-b // (steps * block))
+    steps, rows = (max(1, min(most, b * s // PROGRAMS)) for most in (MOST_STEPS, MOST_ROWS))
+    groups = -(-b // steps)
     wide = {"device": ids.device, "dtype": torch.float32}
     sums, norms = torch.empty(groups, s, sorts, h, **wide), torch.empty(groups, s, 2, h, **wide)
     narrow = torch.int16 if v <= 2**15 else torch.int32 if v <= 2**31 else torch.int64  # fewer bits are sorted sooner
     short = torch.empty(b * s, device=ids.device, dtype=narrow)
     launch(
-        _compiled, (*key, steps), kernels.position_kernel, (s, groups, 1),
+        _compiled, key, kernels.position_kernel, (s * groups, 1, 1),
         ids, given, tokens, positions, kinds, gain, mean, inverse, dout, number, short, sums, norms, b, s, v, t,
-        **(constants | {"T": sorts, "BLOCK": block, "STEPS": steps}), num_warps=max(4, warps),
+        steps, T=sorts, **constants, num_warps=warps,
     )  # fmt: skip
     ordered, order = short.sort(stable=True)
-    chunks = -(-b * s // CHUNK)
+    chunks = -(-b * s // rows)
     partial = torch.empty(chunks, 2, h, **wide)
     launch(
         _compiled, key, kernels.token_kernel, (chunks, 1, 1),
         ordered, order, given, tokens, positions, kinds, gain, mean, inverse, dout, number, dtokens, partial, b * s, s,
-        t, padding, **(constants | {"CHUNK": CHUNK}), num_warps=warps,
+        t, padding, rows, **constants, num_warps=warps,
     )  # fmt: skip
     across = min(128, max(16, 1 << (h - 1).bit_length()))
     launch(
         _compiled, key, kernels.join_kernel, (chunks, -(-h // across), 1),
-        ordered, partial, dtokens, b * s, chunks, padding, H=h, CHUNK=CHUNK, BLOCK=32, BLOCK_H=across, num_warps=4,
+        ordered, partial, dtokens, b * s, chunks, padding, rows, H=h, BLOCK=32, BLOCK_H=across, num_warps=1,
     )  # fmt: skip
     launch(
         _compiled, key, kernels.finish_kernel, (-(-positions.shape[0] // 64) + sorts + 2, -(-h // 16), 1),

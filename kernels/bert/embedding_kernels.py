@@ -16,42 +16,50 @@ ROUNDS = tl.constexpr(7)
 @triton.jit
 def keep_factor(words, k: tl.constexpr, DROP: tl.constexpr):
     """1 / (1 - p) where part k of a row stays, 0 where it is dropped; p = DROP / 2^16."""
-    bits = (words[k // 2] >> (16 * (k % 2))) & 0xFFFF
-    return tl.where(bits >= DROP, 65536.0 / (65536 - DROP), 0.0)
+    word = words[k // 2] if k % 2 else words[k // 2] << 16
+    return tl.where(word >= DROP << 16, 65536.0 / (65536 - DROP), 0.0)
 
 
 @triton.jit
-def random_words(seed, rows, BLOCK: tl.constexpr, PART: tl.constexpr):
-    """Four tensors [BLOCK, PART] of 32 random bits each, which follow from seed, row and column alone."""
-    column = tl.zeros([BLOCK, PART], tl.int32) + tl.arange(0, PART)[None, :]
-    low = (rows & 0x7FFFFFFF).to(tl.int32)[:, None] + column * 0
-    high = (rows >> 31).to(tl.int32)[:, None] + column * 0
-    return tl.philox(seed, column, low, high, column * 0, ROUNDS)
+def random_words(seed, row, PART: tl.constexpr):
+    """Four tensors [PART] of 32 random bits each, which follow from seed, row and column alone."""
+    column = tl.arange(0, PART)
+    return tl.philox(seed, column, row.to(tl.int32) + column * 0, column * 0, column * 0, ROUNDS)
 
 
 @triton.jit
-def summed(
-    token_ptr,
-    position_ptr,
-    type_ptr,
-    k: tl.constexpr,
-    there,
-    H: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """Part k of token + type + position in float32, [BLOCK, PART], from pointers to the rows of the three tables."""
-    column = k * PART + tl.arange(0, PART)[None, :]
-    mask = there[:, None] & (column < H)
-    token = tl.load(token_ptr[:, None] + column, mask=mask, other=0.0).to(tl.float32)
-    kind = tl.load(type_ptr[:, None] + column, mask=mask, other=0.0).to(tl.float32)
-    return token + kind + tl.load(position_ptr[:, None] + column, mask=mask, other=0.0).to(tl.float32)
+def part_of(row_ptr, k: tl.constexpr, H: tl.constexpr, PART: tl.constexpr):
+    """Part k of a row in float32, [PART]; 0 beyond its H columns."""
+    column = k * PART + tl.arange(0, PART)
+    return tl.load(row_ptr + column, mask=column < H, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def spread(vector_ptr, rows, k: tl.constexpr, H: tl.constexpr, PART: tl.constexpr):
-    """Part k of a vector [H], read once a row, [BLOCK, PART]: what one warp reads needs no exchange between warps."""
-    column = k * PART + tl.arange(0, PART)[None, :] + (rows * 0)[:, None]
-    return tl.load(vector_ptr + column, mask=column < H, other=0.0).to(tl.float32)
+def store_part(row_ptr, part, k: tl.constexpr, H: tl.constexpr, PART: tl.constexpr, wanted=True):
+    """`part` [PART] to part k of a row, in the row's type, where that is wanted."""
+    column = k * PART + tl.arange(0, PART)
+    tl.store(row_ptr + column, part.to(row_ptr.dtype.element_ty), mask=(column < H) & wanted)
+
+
+@triton.jit
+def summed(token_ptr, position_ptr, kind_ptr, k: tl.constexpr, H: tl.constexpr, PART: tl.constexpr):
+    """Part k of token + type + position in float32, [PART], from pointers to the rows of the three tables."""
+    return part_of(token_ptr, k, H, PART) + part_of(kind_ptr, k, H, PART) + part_of(position_ptr, k, H, PART)
+
+
+@triton.jit
+def nearest(index, count):
+    """The nearest row of a table of `count` rows, int64."""
+    return tl.minimum(tl.maximum(index.to(tl.int64), 0), count - 1)
+
+
+@triton.jit
+def kind_of(types_ptr, row, KINDS, TYPED: tl.constexpr):
+    """A row's token type, the nearest of KINDS; 0 unless TYPED."""
+    kind = row * 0
+    if TYPED:
+        kind = nearest(tl.load(types_ptr + row), KINDS)
+    return kind
 
 
 @triton.jit(do_not_specialize=["N", "S"])
@@ -77,55 +85,45 @@ def forward_kernel(
     PARTS: tl.constexpr,
     TYPED: tl.constexpr,
     DROP: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])).
+    """out[n] = dropout(LayerNorm(tokens[ids[n]] + kinds[types[n]] + positions[n % S])), a row a program.
 
     mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its
     table is NaN.
     """
-    rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    there = rows < N
-    ids = tl.load(ids_ptr + rows, mask=there, other=0).to(tl.int64)
-    right = (ids >= 0) & (ids < V)
-    types = ids * 0
-    if TYPED:
-        types = tl.load(types_ptr + rows, mask=there, other=0).to(tl.int64)
-        right = right & (types >= 0) & (types < T)
-    token_ptr = tokens_ptr + ids * H
-    kind_ptr = kinds_ptr + types * H
-    position_ptr = positions_ptr + (rows % S) * H
-    x = ()
-    total = tl.zeros([BLOCK], tl.float32)
-    for k in tl.static_range(PARTS):
-        x = x + (summed(token_ptr, position_ptr, kind_ptr, k, there & right, H, PART),)
-        total += tl.sum(x[k], 1)
-    mean = total / H
-    squares = tl.zeros([BLOCK], tl.float32)
-    for k in tl.static_range(PARTS):
-        column = k * PART + tl.arange(0, PART)[None, :]
-        away = tl.where(column < H, x[k] - mean[:, None], 0.0)
-        squares += tl.sum(away * away, 1)
-    inverse = tl.where(right, 1.0 / tl.sqrt(squares / H + eps), float("nan"))
-    tl.store(mean_ptr + rows, mean, mask=there)
-    tl.store(inverse_ptr + rows, inverse, mask=there)
+    row = tl.program_id(0).to(tl.int64)
     words = ()
     if DROP > 0:
-        words = random_words(tl.load(seed_ptr), rows, BLOCK, PART)
+        words = random_words(tl.load(seed_ptr), row, PART)
+    given = tl.load(ids_ptr + row)
+    token = nearest(given, V)
+    right = given == token
+    kind = token * 0
+    if TYPED:
+        given = tl.load(types_ptr + row)
+        kind = nearest(given, T)
+        right = right & (given == kind)
+    token_ptr = tokens_ptr + token * H
+    kind_ptr = kinds_ptr + kind * H
+    position_ptr = positions_ptr + (row % S) * H
+    x = ()
+    total = tl.zeros([PART], tl.float32)
     for k in tl.static_range(PARTS):
-        column = k * PART + tl.arange(0, PART)[None, :]
-        y = (x[k] - mean[:, None]) * inverse[:, None] * spread(gain_ptr, rows, k, H, PART)
-        y += spread(shift_ptr, rows, k, H, PART)
+        x = x + (summed(token_ptr, position_ptr, kind_ptr, k, H, PART),)
+        total += x[k]
+    mean = tl.sum(total) / H
+    squares = tl.zeros([PART], tl.float32)
+    for k in tl.static_range(PARTS):
+        away = tl.where(k * PART + tl.arange(0, PART) < H, x[k] - mean, 0.0)
+        squares += away * away
+    inverse = tl.where(right, 1.0 / tl.sqrt(tl.sum(squares) / H + eps), float("nan"))
+    for k in tl.static_range(PARTS):
+        y = (x[k] - mean) * inverse * part_of(gain_ptr, k, H, PART) + part_of(shift_ptr, k, H, PART)
         if DROP > 0:
             y = y * keep_factor(words, k, DROP)
-        to = out_ptr + rows[:, None] * H + column
-        tl.store(to, y.to(out_ptr.dtype.element_ty), mask=there[:, None] & (column < H))
-
-
-@triton.jit
-def nearest(index, count):
-    """The nearest row of a table of `count` rows, int64."""
-    return tl.minimum(tl.maximum(index.to(tl.int64), 0), count - 1)
+        store_part(out_ptr + row * H, y, k, H, PART)
+    tl.store(mean_ptr + row, mean)
+    tl.store(inverse_ptr + row, inverse)
 
 
 @triton.jit
@@ -137,53 +135,54 @@ def row_gradients(
     gain_ptr,
     mean_ptr,
     inverse_ptr,
-    rows,
-    there,
+    row,
     seed,
     H: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     DROP: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    """Of these rows, part by part: the gradient of the sum, of the LayerNorm's result, and the normalised sum.
+    """Of a row, part by part: the gradient of the sum, of the LayerNorm's result, and the normalised sum.
 
     With y = gain z + shift and z = (x - mean) / deviation, g the gradient of y and h = gain g:
     dx = (h - mean(h) - z mean(h z)) / deviation.
     """
-    mean = tl.load(mean_ptr + rows, mask=there, other=0.0)
-    inverse = tl.load(inverse_ptr + rows, mask=there, other=0.0)
+    mean = tl.load(mean_ptr + row)
+    inverse = tl.load(inverse_ptr + row)
     words = ()
     if DROP > 0:
-        words = random_words(seed, rows, BLOCK, PART)
+        words = random_words(seed, row, PART)
     g = ()
     z = ()
-    h_mean = tl.zeros([BLOCK], tl.float32)
-    hz_mean = tl.zeros([BLOCK], tl.float32)
+    h_sum = tl.zeros([PART], tl.float32)
+    hz_sum = tl.zeros([PART], tl.float32)
     for k in tl.static_range(PARTS):
-        column = k * PART + tl.arange(0, PART)
-        mask = there[:, None] & (column < H)[None, :]
-        dy = tl.load(dout_ptr + rows[:, None] * H + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = part_of(dout_ptr + row * H, k, H, PART)
         if DROP > 0:
             dy = dy * keep_factor(words, k, DROP)
-        x = summed(token_ptr, position_ptr, kind_ptr, k, there, H, PART)
         g = g + (dy,)
-        z = z + (tl.where(mask, (x - mean[:, None]) * inverse[:, None], 0.0),)
-        h = dy * spread(gain_ptr, rows, k, H, PART)
-        h_mean += tl.sum(h, 1)
-        hz_mean += tl.sum(h * z[k], 1)
-    h_mean = h_mean / H
-    hz_mean = hz_mean / H
+        z = z + ((summed(token_ptr, position_ptr, kind_ptr, k, H, PART) - mean) * inverse,)
+        h = dy * part_of(gain_ptr, k, H, PART)
+        h_sum += h
+        hz_sum += h * z[k]
+    h_mean = tl.sum(h_sum) / H
+    hz_mean = tl.sum(hz_sum) / H
     dx = ()
     for k in tl.static_range(PARTS):
-        column = k * PART + tl.arange(0, PART)
-        h = g[k] * spread(gain_ptr, rows, k, H, PART)
-        inside = there[:, None] & (column < H)[None, :]
-        dx = dx + (tl.where(inside, (h - h_mean[:, None] - z[k] * hz_mean[:, None]) * inverse[:, None], 0.0),)
+        dx = dx + ((g[k] * part_of(gain_ptr, k, H, PART) - h_mean - z[k] * hz_mean) * inverse,)
     return dx, g, z
 
 
-@triton.jit(do_not_specialize=["B", "S"])
+@triton.jit
+def added(sums, parts, t: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr):
+    """`sums`, T times PARTS of them, with `parts` added to those of type t."""
+    found = ()
+    for i in tl.static_range(T * PARTS):
+        found = found + ((sums[i] + parts[i % PARTS]) if i // PARTS == t else sums[i],)
+    return found
+
+
+@triton.jit(do_not_specialize=["B", "S", "steps"])
 def position_kernel(
     ids_ptr,  # [B, S], int64
     types_ptr,  # [B, S], int64; not read unless TYPED
@@ -202,80 +201,70 @@ def position_kernel(
     S,
     V,
     KINDS,
+    steps,
     H: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     T: tl.constexpr,
     TYPED: tl.constexpr,
     DROP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
 ):
-    """Of position s and a group of sequences: dx summed for each type into sums[group, type, s], dgain and dshift
-    into norm[group, s]. A program takes one position of STEPS times BLOCK sequences.
+    """Of position s and a group of `steps` sequences: dx summed for each type into sums[group, s, type], dgain and
+    dshift into norm[group, s].
 
     The ids go into narrow_ptr in the type that they are sorted in. One that was outside its table, whose row is NaN, is
     the nearest inside here and in what follows, so that nothing is written beyond a table.
     """
-    s = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1).to(tl.int64)
+    s = (tl.program_id(0) % S).to(tl.int64)
+    group = (tl.program_id(0) // S).to(tl.int64)
     seed = tl.load(seed_ptr)
     dx_sum = ()
     gain_sum = ()
     shift_sum = ()
-    for _ in tl.static_range(T):
-        for _ in tl.static_range(PARTS):
-            dx_sum = dx_sum + (tl.zeros([BLOCK, PART], tl.float32),)
+    for _ in tl.static_range(T * PARTS):
+        dx_sum = dx_sum + (tl.zeros([PART], tl.float32),)
     for _ in tl.static_range(PARTS):
-        gain_sum = gain_sum + (tl.zeros([BLOCK, PART], tl.float32),)
-        shift_sum = shift_sum + (tl.zeros([BLOCK, PART], tl.float32),)
-    for step in range(STEPS):
-        b = (group * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
-        there = b < B
-        rows = b.to(tl.int64) * S + s
-        ids = nearest(tl.load(ids_ptr + rows, mask=there, other=0), V)
-        tl.store(narrow_ptr + rows, ids.to(narrow_ptr.dtype.element_ty), mask=there)
-        types = ids * 0
-        if TYPED:
-            types = nearest(tl.load(types_ptr + rows, mask=there, other=0), KINDS)
+        gain_sum = gain_sum + (tl.zeros([PART], tl.float32),)
+        shift_sum = shift_sum + (tl.zeros([PART], tl.float32),)
+    row = group * steps * S + s
+    token = nearest(tl.load(ids_ptr + row), V)
+    kind = kind_of(types_ptr, row, KINDS, TYPED)
+    for _ in range(group * steps, tl.minimum((group + 1) * steps, B)):
+        tl.store(narrow_ptr + row, token.to(narrow_ptr.dtype.element_ty))
+        row_next = tl.minimum(row + S, B * S - 1)
+        token_next = nearest(tl.load(ids_ptr + row_next), V)
+        kind_next = kind_of(types_ptr, row_next, KINDS, TYPED)
         dx, g, z = row_gradients(
             dout_ptr,
-            tokens_ptr + ids * H,
-            positions_ptr + (s + ids * 0) * H,
-            kinds_ptr + types * H,
+            tokens_ptr + token * H,
+            positions_ptr + s * H,
+            kinds_ptr + kind * H,
             gain_ptr,
             mean_ptr,
             inverse_ptr,
-            rows,
-            there,
+            row,
             seed,
             H,
             PART,
             PARTS,
             DROP,
-            BLOCK,
         )
-        dx_next = ()
-        gain_next = ()
-        shift_next = ()
         for t in tl.static_range(T):
-            for k in tl.static_range(PARTS):
-                mine = dx[k] if T == 1 else tl.where((types == t)[:, None], dx[k], 0.0)
-                dx_next = dx_next + (dx_sum[t * PARTS + k] + mine,)
+            if kind == t:
+                dx_sum = added(dx_sum, dx, t, T, PARTS)
+        gain_next = ()
         for k in tl.static_range(PARTS):
             gain_next = gain_next + (gain_sum[k] + g[k] * z[k],)
-            shift_next = shift_next + (shift_sum[k] + g[k],)
-        dx_sum = dx_next
         gain_sum = gain_next
-        shift_sum = shift_next
+        shift_sum = added(shift_sum, g, 0, 1, PARTS)
+        row = row_next
+        token = token_next
+        kind = kind_next
     for k in tl.static_range(PARTS):
-        column = k * PART + tl.arange(0, PART)
         for t in tl.static_range(T):
-            to = sums_ptr + ((group * S + s) * T + t) * H + column
-            tl.store(to, tl.sum(dx_sum[t * PARTS + k], 0), mask=column < H)
-        to = norm_ptr + ((group * S + s) * 2) * H + column
-        tl.store(to, tl.sum(gain_sum[k], 0), mask=column < H)
-        tl.store(to + H, tl.sum(shift_sum[k], 0), mask=column < H)
+            store_part(sums_ptr + ((group * S + s) * T + t) * H, dx_sum[t * PARTS + k], k, H, PART)
+        store_part(norm_ptr + (group * S + s) * 2 * H, gain_sum[k], k, H, PART)
+        store_part(norm_ptr + ((group * S + s) * 2 + 1) * H, shift_sum[k], k, H, PART)
 
 
 @triton.jit
@@ -333,7 +322,7 @@ def finish_kernel(
         tl.store(to_ptr + column, total.to(dgain_ptr.dtype.element_ty), mask=column < H)
 
 
-@triton.jit(do_not_specialize=["N", "S", "padding"])
+@triton.jit(do_not_specialize=["N", "S", "padding", "chunk_rows"])
 def token_kernel(
     sorted_ptr,  # [B S], the ids in order, int16, int32 or int64
     order_ptr,  # [B S], the row of each, int64
@@ -352,14 +341,14 @@ def token_kernel(
     S,
     KINDS,
     padding,
+    chunk_rows,
     H: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     TYPED: tl.constexpr,
     DROP: tl.constexpr,
-    CHUNK: tl.constexpr,
 ):
-    """dtokens[v] = sum of dx over the rows whose id is v, in the order of the rows, for CHUNK rows sorted by id.
+    """dtokens[v] = sum of dx over the rows whose id is v, in the order of the rows, for a chunk of rows sorted by id.
 
     A run of one id that lies within the chunk is written. Of one that goes on beyond it the part here is kept, in
     partial[chunk, 0] where it has come from before the chunk, else in partial[chunk, 1]; :func:`join_kernel` adds
@@ -367,54 +356,49 @@ def token_kernel(
     """
     chunk = tl.program_id(0).to(tl.int64)
     seed = tl.load(seed_ptr)
-    first = chunk * CHUNK
-    last = tl.minimum(first + CHUNK, N)
+    first = chunk * chunk_rows
+    last = tl.minimum(first + chunk_rows, N)
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
     total = ()
     for _ in tl.static_range(PARTS):
-        total = total + (tl.zeros([1, PART], tl.float32),)
+        total = total + (tl.zeros([PART], tl.float32),)
     came = tl.load(sorted_ptr + first).to(tl.int64) == before
     for at in range(first, last):
         v = tl.load(sorted_ptr + at).to(tl.int64)
-        rows = tl.load(order_ptr + at + tl.arange(0, 1)).to(tl.int64)
-        types = rows * 0
-        if TYPED:
-            types = nearest(tl.load(types_ptr + rows), KINDS)
+        row = tl.load(order_ptr + at)
+        kind = kind_of(types_ptr, row, KINDS, TYPED)
         found = row_gradients(
             dout_ptr,
-            tokens_ptr + (v + rows * 0) * H,
-            positions_ptr + (rows % S) * H,
-            kinds_ptr + types * H,
+            tokens_ptr + v * H,
+            positions_ptr + (row % S) * H,
+            kinds_ptr + kind * H,
             gain_ptr,
             mean_ptr,
             inverse_ptr,
-            rows,
-            rows >= 0,
+            row,
             seed,
             H,
             PART,
             PARTS,
             DROP,
-            1,
         )
         dx = found[0]
         after = tl.load(sorted_ptr + at + 1, mask=at + 1 < N, other=-1).to(tl.int64)
         ends = after != v
         goes = (at + 1 == last) & (after == v)
+        whole = ends & (came == 0) & (v != padding)
+        slot = tl.where(came, 0, 1)
         added = ()
         for k in tl.static_range(PARTS):
-            column = k * PART + tl.arange(0, PART)[None, :]
             here = total[k] + dx[k]
-            whole = ends & (came == 0) & (v != padding)
-            tl.store(dtokens_ptr + v * H + column, here.to(dtokens_ptr.dtype.element_ty), mask=whole & (column < H))
-            slot = tl.where(came, 0, 1)
-            tl.store(partial_ptr + (chunk * 2 + slot) * H + column, here, mask=((ends & came) | goes) & (column < H))
+            store_part(dtokens_ptr + v * H, here, k, H, PART, whole)
+            store_part(partial_ptr + (chunk * 2 + slot) * H, here, k, H, PART, (ends & came) | goes)
             added = added + (tl.where(ends, 0.0, here),)
         total = added
         came = came & (ends == 0)
 
 
-@triton.jit(do_not_specialize=["N", "chunks", "padding"])
+@triton.jit(do_not_specialize=["N", "chunks", "padding", "chunk_rows"])
 def join_kernel(
     sorted_ptr,  # [N], the ids in order, int16, int32 or int64
     partial_ptr,  # [chunks, 2, H], float32
@@ -422,16 +406,16 @@ def join_kernel(
     N,
     chunks,
     padding,
+    chunk_rows,
     H: tl.constexpr,
-    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     """dtokens of the id whose run begins in this chunk and goes on: the parts of all its chunks, BLOCK at a time."""
     chunk = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    first = chunk * CHUNK
-    end = tl.minimum(first + CHUNK, N)
+    first = chunk * chunk_rows
+    end = tl.minimum(first + chunk_rows, N)
     v = tl.load(sorted_ptr + end - 1).to(tl.int64)
     begin = tl.load(sorted_ptr + first).to(tl.int64)
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1).to(tl.int64)
@@ -443,7 +427,7 @@ def join_kernel(
         while going > 0:
             several = c + tl.arange(0, BLOCK)
             there = several < chunks
-            same = tl.load(sorted_ptr + several * CHUNK, mask=there, other=-1).to(tl.int64) == v
+            same = tl.load(sorted_ptr + several * chunk_rows, mask=there, other=-1).to(tl.int64) == v
             parts = tl.load(
                 partial_ptr + several[:, None] * 2 * H + column[None, :],
                 mask=same[:, None] & (column < H)[None, :],
