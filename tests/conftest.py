@@ -13,6 +13,7 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+from _pytest.junitxml import xml_key
 
 import labkit.cli  # noqa: F401  before nbformat: see there
 from labkit.session.catalogue import ROOT
@@ -68,15 +69,21 @@ def pytest_make_parametrize_id(config, val, argname):
     return name if name is None or name.isidentifier() else argname  # a lambda is its argument
 
 
-@pytest.fixture(scope="session", autouse=True)
-def provenance(record_testsuite_property):
-    """What a JUnit file was made by: hashes of labkit and of what the tests of each kernels' folder use; the device."""
-    record_testsuite_property("device", DEVICE.name)
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """Adds to a JUnit file what it was made by: hashes of labkit and of what the tests of each kernels' folder use.
+
+    pytest's own fixture for such properties runs in each worker of `pytest -n`, and none writes the file.
+    """
+    xml = config.stash.get(xml_key, None)
+    if xml is None:
+        return
+    xml.add_global_property("device", DEVICE.name)
     for package in ("labkit", "whywrong"):
-        record_testsuite_property(package, hash_of(package))
+        xml.add_global_property(package, hash_of(package))
     for name in sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")):
         texts = [path.read_text() for path in (ROOT / "tests" / "kernels").glob(f"test_{name}*.py")]
-        record_testsuite_property(f"kernels/{name}", made_by(*texts, without=WORDS))
+        xml.add_global_property(f"kernels/{name}", made_by(*texts, without=WORDS))
 
 
 @pytest.fixture(autouse=True)
