@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 from whywrong.errors import UsageError, first_line
@@ -60,6 +62,18 @@ class Progress:
         """Take the line away."""
         if self._shown:
             print(" " * len(self._shown), end="\r", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Without Python's search for garbage, which takes a fifth of the time of large imports and finds none."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def with_progress(names: Sequence[str]) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """`whywrong diff` as people and programs call it: exit codes, JSON, several runs, pictures; what was found by
 attack."""
 
+import gc
 import itertools
 import json
 import pickle
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from safetensors.torch import save_file
 import whywrong
 from whywrong import Trace, capture, golden
 from whywrong.checking.without_program import BLOCK_ELEMENTS
+from whywrong.console import without_collector
 from whywrong.reporting.command import main
 
 EXAMPLES = Path(__file__).parents[2] / "data" / "examples"
@@ -507,3 +510,34 @@ def test_the_command_says_its_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert re.fullmatch(r"whywrong \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+ENDS = """
+import atexit, gc, sys
+from whywrong.reporting.command import main
+atexit.register(lambda: print("not looked through:", gc.get_freeze_count() > 1000, gc.isenabled()))
+sys.argv = ["whywrong", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+def test_a_process_that_ends_looks_for_no_garbage_and_a_call_changes_nothing(capsys):
+    """Python would look through all modules once more, which took a second of each command."""
+    given = ["diff", EXAMPLES / "attention_golden.safetensors", EXAMPLES / "attention_wrong.safetensors"]
+    done = subprocess.run([sys.executable, "-c", ENDS, *given], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "not looked through: True True", done.stderr
+    assert done.returncode == main(list(map(str, given))) == 1
+    assert gc.get_freeze_count() == 0
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_afterwards_as_it_was(on):
+    try:
+        (gc.enable if on else gc.disable)()
+        with suppress(OSError), without_collector():
+            assert not gc.isenabled()
+            raise OSError
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()

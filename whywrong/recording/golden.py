@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from whywrong.comparing.comparison import compare
 from whywrong.comparing.precision import UNIT_ROUNDOFF, name_of
+from whywrong.console import without_collector
 from whywrong.errors import UsageError, did_you_mean, first_line
 from whywrong.process_state import float64_by_default, process_wide
 from whywrong.recording.dumps import open_dump
@@ -230,7 +231,8 @@ def _run_without_data(program: Program) -> None:
         return value
 
     empty = {i: torch.empty_like(v, device="meta") for i, v in program.values.items() if isinstance(v, Tensor)}
-    program.run(range(len(program.nodes)), empty, (), rule=counted, seen=check)
+    with without_collector():
+        program.run(range(len(program.nodes)), empty, (), rule=counted, seen=check)
     if work > most_work:
         raise ValueError(
             f"more than {most_work:.0e} operations in its products, for {elements} elements that it is given"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -12,13 +13,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from whywrong.console import Parser, positive, run, show
+from whywrong.console import Parser, positive, run, show, without_collector
 from whywrong.errors import UsageError, needs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 for no divergence or failure, 1 for one, 3 if hardly searched, 2 for anything else."""
-    return run("whywrong", sys.argv[1:] if arguments is None else list(arguments), _run)
+    code = run("whywrong", sys.argv[1:] if arguments is None else list(arguments), _run)
+    if arguments is None:  # the process ends: a last search through all modules for garbage would take a second
+        gc.freeze()
+    return code
 
 
 def _run(words: Sequence[str]) -> int | None:
@@ -106,9 +110,10 @@ def _weights_parser(commands: Any) -> None:
 
 
 def _weights(options: argparse.Namespace) -> int:
-    from whywrong.process_state import keep_freed_memory
-    from whywrong.reporting.names import read_map
-    from whywrong.reporting.weights import weights
+    with without_collector():
+        from whywrong.process_state import keep_freed_memory
+        from whywrong.reporting.names import read_map
+        from whywrong.reporting.weights import weights
 
     keep_freed_memory()
     names = read_map(options.names, "--names") if options.names else {}
@@ -118,11 +123,12 @@ def _weights(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from whywrong.comparing.precision import from_words
-    from whywrong.files import writable
-    from whywrong.process_state import keep_freed_memory
-    from whywrong.reporting.diff import report
-    from whywrong.reporting.names import read_map
+    with without_collector():
+        from whywrong.comparing.precision import from_words
+        from whywrong.files import writable
+        from whywrong.process_state import keep_freed_memory
+        from whywrong.reporting.diff import report
+        from whywrong.reporting.names import read_map
 
     keep_freed_memory()
     precision = from_words(options.precision) if options.precision is not None else None
