@@ -1,5 +1,6 @@
 """Every test runs where kernels run here: a GPU if there is one, else Triton's interpreter and the host's BLAS."""
 
+import gc
 import os
 import re
 import time
@@ -22,6 +23,15 @@ from labkit.session.record import WORDS, hash_of, made_by
 from whywrong.tables import EVERY_ROW
 
 DEVICE = choose("auto")  # before any kernel is imported
+
+
+def pytest_collection():
+    gc.disable()  # what is imported and collected stays to the end: the search for garbage took a third of the time
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser):

@@ -526,8 +526,9 @@ def test_a_process_that_ends_looks_for_no_garbage_and_a_call_changes_nothing(cap
     given = ["diff", EXAMPLES / "attention_golden.safetensors", EXAMPLES / "attention_wrong.safetensors"]
     done = subprocess.run([sys.executable, "-c", ENDS, *given], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "not looked through: True True", done.stderr
+    kept = gc.get_freeze_count()
     assert done.returncode == main(list(map(str, given))) == 1
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= kept
     assert gc.isenabled()
 
 
