@@ -18,10 +18,10 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,8 +70,7 @@ SAMPLED_ELEMENTS = 1 << 10
 """Elements of a piece of a long row."""
 
 
-@dataclass(frozen=True)
-class Off:
+class Off(NamedTuple):
     """How far a step is from the golden, for whatever reason; of several steps, the largest of each."""
 
     relative: float = 0.0
@@ -167,7 +166,7 @@ class Values:
         rule, grown = self.rules.of(name), size / far
         own = max(rule.unit, UNIT_ROUNDOFF[name_of(o.dtype)] * rule.eager)
         most = max(before.most, HIDDEN * UNIT_ROUNDOFF["bfloat16"], rounded / far, HIDDEN * own * grown)
-        before = replace(before, most=most, coherent=before.coherent + (off.coherent + own) * grown)
+        before = before._replace(most=most, coherent=before.coherent + (off.coherent + own) * grown)
         finding, off = self._real(name, before, length, base)
         if not finding.diverges:
             return None, off
@@ -305,7 +304,7 @@ def _in_threads(check: Callable[..., Any], blocks: list[Any], *about: list[Any])
 
 def _worst(several: Iterable[Off]) -> Off:
     """The largest of each."""
-    return Off(*(max(values) for values in zip(*map(astuple, [Off(), *several]), strict=True)))
+    return Off(*map(max, zip(*[Off(), *several], strict=True)))
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
