@@ -90,17 +90,16 @@ def test_result_and_gradients_are_torchs(device, rng, shape, dtype):
 
 
 @pytest.fixture
-def short_chunks(monkeypatch, device):
-    """Two rows a program where kernels are interpreted, a row at a time: runs over many chunks need few rows then."""
-    if device == "cpu":
-        monkeypatch.setattr(embedding, "PROGRAMS", 8)
-        monkeypatch.setattr(embedding, "MOST_ROWS", 2)
+def few_programs(monkeypatch):
+    """A program takes two rows, so that few rows are several steps in several groups, and runs of many programs."""
+    for name in ("PROGRAMS", "MOST_STEPS", "MOST_ROWS"):
+        monkeypatch.setattr(embedding, name, 1 if name == "PROGRAMS" else 2)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(1, 23, 16, 3, 2), (1, 69, 2, 1, 1)], ids=str)
-def test_runs_of_one_id_over_many_chunks_are_summed(device, rng, short_chunks, shape):
-    """The second has more chunks of one id than are added up at a time, which is 32."""
+@pytest.mark.parametrize("shape", [(1, 23, 16, 3, 2), (1, 69, 2, 1, 1), (5, 3, 20, 7, 3)], ids=str)
+def test_several_steps_and_runs_of_one_id_over_many_programs_are_summed(device, rng, few_programs, shape):
+    """The second has more parts of one id than are added up at a time, which is 32."""
     ids, types, tables, dout = draw(shape, rng)
     with poisoned():
         found = ours(ids, types, tables, dout, device, eps=1e-6)
@@ -175,7 +174,7 @@ def test_a_seed_gives_one_mask_and_another_seed_another(device, rng):
 
 
 @pytest.mark.long
-def test_gradients_of_repeats_are_bit_identical_though_ids_repeat(device, rng, short_chunks):
+def test_gradients_of_repeats_are_bit_identical_though_ids_repeat(device, rng, few_programs):
     ids, types, tables, dout = draw((2, 10, 40, 3, 2), rng)
     first = ours(ids, types, tables, dout, device, dropout=0.1, seed=5)
     for _ in range(2):
