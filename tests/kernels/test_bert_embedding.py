@@ -92,8 +92,8 @@ def test_result_and_gradients_are_torchs(device, rng, shape, dtype):
 @pytest.fixture
 def few_programs(monkeypatch):
     """A program takes two rows, so that few rows are several steps in several groups, and runs of many programs."""
-    for name in ("PROGRAMS", "MOST_STEPS", "MOST_ROWS"):
-        monkeypatch.setattr(embedding, name, 1 if name == "PROGRAMS" else 2)
+    for name, value in {"PROGRAMS": 1, "MOST_STEPS": 2, "MOST_ROWS": 2}.items():
+        monkeypatch.setattr(embedding, name, value)
 
 
 @pytest.mark.long

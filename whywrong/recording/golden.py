@@ -199,8 +199,8 @@ class Golden:
 def _run_without_data(program: Program) -> None:
     """Every operation on tensors without memory: shapes are as declared, and not too many elements.
 
-    That takes 2 s, since torch imports its compiler for them. A bound by declared shapes and numbers in its place was
-    too small for a score of operations (`eye`, paddings, sizes from values), and what no step needs must not run.
+    That takes a second, since torch imports its compiler for them. A bound by declared shapes and numbers in its place
+    was too small for a score of operations (`eye`, paddings, sizes from values), and what no step needs must not run.
     """
     from torch.utils.flop_counter import flop_registry  # which imports Triton; its mode would import torch's compiler
 
