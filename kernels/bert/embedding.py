@@ -139,7 +139,7 @@ def embedded(
     launch(
         _compiled, key, kernels.forward_kernel, (b * s, 1, 1),
         ids, given, tokens, positions, kinds, gain, shift, out, mean, inverse,
-        ids if seed is None else seed, b * s, s, v, kinds.shape[0], eps,
+        ids if seed is None else seed, s, v, kinds.shape[0], eps,
         H=h, PART=part, PARTS=count, TYPED=types is not None, DROP=drop, num_warps=warps_of(part),
     )  # fmt: skip
     return out, mean, inverse

@@ -62,7 +62,7 @@ def kind_of(types_ptr, row, KINDS, TYPED: tl.constexpr):
     return kind
 
 
-@triton.jit(do_not_specialize=["N", "S"])
+@triton.jit(do_not_specialize=["S"])
 def forward_kernel(
     ids_ptr,  # [B, S], int64
     types_ptr,  # [B, S], int64; not read unless TYPED
@@ -74,8 +74,7 @@ def forward_kernel(
     out_ptr,  # [B, S, H], of tokens' type, written
     mean_ptr,  # [B S], float32, written
     inverse_ptr,  # [B S], float32, written
-    seed_ptr,  # int64; not read where DROP is 0
-    N,
+    seed_ptr,  # int64; nothing follows from it where DROP is 0
     S,
     V,
     T,
@@ -91,6 +90,7 @@ def forward_kernel(
     mean[n] and inverse[n], which is 1 / deviation, are kept for the backward. A row whose id or type is outside its
     table is NaN.
     """
+    position_ptr = positions_ptr + (tl.program_id(0) % S).to(tl.int64) * H
     row = tl.program_id(0).to(tl.int64)
     words = ()
     if DROP > 0:
@@ -105,7 +105,6 @@ def forward_kernel(
         right = right & (given == kind)
     token_ptr = tokens_ptr + token * H
     kind_ptr = kinds_ptr + kind * H
-    position_ptr = positions_ptr + (row % S) * H
     x = ()
     total = tl.zeros([PART], tl.float32)
     for k in tl.static_range(PARTS):
@@ -193,7 +192,7 @@ def position_kernel(
     mean_ptr,  # [B S], float32
     inverse_ptr,  # [B S], float32
     dout_ptr,  # [B, S, H], of tokens' type
-    seed_ptr,  # int64; not read where DROP is 0
+    seed_ptr,  # int64; nothing follows from it where DROP is 0
     narrow_ptr,  # [B S], int16, int32 or int64, written
     sums_ptr,  # [groups, S, T, H], float32, written
     norm_ptr,  # [groups, S, 2, H], float32, written
@@ -334,7 +333,7 @@ def token_kernel(
     mean_ptr,  # [B S], float32
     inverse_ptr,  # [B S], float32
     dout_ptr,  # [B, S, H], of tokens' type
-    seed_ptr,  # int64; not read where DROP is 0
+    seed_ptr,  # int64; nothing follows from it where DROP is 0
     dtokens_ptr,  # [V, H], of tokens' type, written
     partial_ptr,  # [chunks, 2, H], float32, written
     N,
@@ -370,7 +369,7 @@ def token_kernel(
         found = row_gradients(
             dout_ptr,
             tokens_ptr + v * H,
-            positions_ptr + (row % S) * H,
+            positions_ptr + (row.to(tl.int32) % S).to(tl.int64) * H,
             kinds_ptr + kind * H,
             gain_ptr,
             mean_ptr,
