@@ -29,10 +29,10 @@ MASK = 0.5 * LOWEST
 CHUNK = 1 << 12
 """Elements that are kept with their tolerances at a time, in a core's own cache."""
 
-Sums = namedtuple("Sums", "counted z zz rr zh hh least largest furthest")
+Sums = namedtuple("Sums", "counted z zz rr zh hh least largest")
 """Over the elements that count, with r = observed - expected, z = r / size and h = scale / size: how many, and the sums
 of z, z^2, r^2 in the :func:`_unit` of the largest |r|, z h and h^2. Then the least size of all elements, which is 0
-where one has none, and the largest |r| and |z|."""
+where one has none, and the largest |r|."""
 
 
 class Tolerance(NamedTuple):
@@ -112,15 +112,15 @@ class Pair:
         there are neither statistics nor `allowed`."""
         o, g, before_o, before_g = self._arrays
         rows, columns, _ = self.sizes
-        z, size = (np.empty(g.shape if fill else (0, 0)) for _ in range(2))
-        allowed = np.empty(z.shape if tolerance is not UNJUDGED else (0, 0))
+        z, size = (np.empty(g.size if fill else 0) for _ in range(2))
+        allowed = np.empty(z.size if tolerance is not UNJUDGED else 0)
 
         def run(unit: float) -> Any:
             given = o, g, before_o, before_g, rows, columns, *_format(self.dtype), tolerance, groups, ULPS
             return _residuals(*given, z, size, allowed, shrink, unit)
 
         sums, statistics, sampled = run(1.0)
-        if (unit := _unit(sums[-2])) != 1.0:
+        if (unit := _unit(sums[-1])) != 1.0:
             sums, statistics, sampled = run(unit)
         filled = (from_numpy(x).view(self.golden.shape if x.size else (0, 0)) for x in (z, size, allowed))
         return Residuals(self.golden.numel(), Sums(*sums), statistics, sampled, *filled)
@@ -238,62 +238,81 @@ def _residuals(
     unit: float,
 ) -> tuple[tuple[float, ...], Statistics, tuple[Array, Array, Array]]:
     """:data:`Sums`, with r^2 in units of `unit`, and what else is in :class:`Residuals`; fills what is not empty."""
-    half, factor, constant, most = tolerance.half, tolerance.factor, tolerance.constant, np.finfo(np.float64).max
-    x, y, limit = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
-    bits, judged, fill, found, left = y.view(np.int64), len(half) > 0, len(z) > 0, NOTHING, 1
-    several = len(groups.borders) + 1
+    n, width, based, half, several = *g.shape, len(before_g) > 0, tolerance.half, len(groups.borders) + 1
+    x, y, scale, own = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
+    d, limit, bits, most = np.empty(CHUNK), np.empty(CHUNK), y.view(np.int64), np.finfo(np.float64).max
     count, total, squares = np.zeros(several), np.zeros(several), np.zeros(several)
-    counted, sum_z, zz, rr, zh, hh, least, largest, furthest = 0, 0.0, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, 0.0
-    n, width = g.shape
-    k, done, based = 0, 0, len(before_g) > 0
+    sums: Any = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0
+    found, done, k, sampled = NOTHING, 0, 0, 0
     for i in range(n):
-        row = rows[i]
-        for j in range(width):
-            x[k], y[k] = o[i, j], g[i, j]
-            s = y[k]
-            if based:
-                s -= before_g[i, j]
-                if abs(s) < math.inf:  # else it is the golden's that is not finite
-                    y[k] = before_o[i, j] + s
-                    ulp = spacing[(bits[k] >> 52) & 2047]
-                    y[k] = np.rint(y[k] / ulp) * ulp
-                    if abs(y[k]) > top:
-                        y[k] = math.copysign(top, y[k])
-            whole = s if abs(s) < math.inf else 0.0
-            own = max(abs(whole), row, columns[j])
-            least = min(least, own)
-            r, d = x[k] - y[k], 0.0
-            if judged:
-                most_off = half[(bits[k] >> 52) & 2047] + factor * own + constant
-                limit[k] = min(most_off, most) if most_off >= 0.0 else 0.0  # NaN where there is no size
-                if fill:
-                    allowed[i, j] = limit[k]
-            if own > 0.0 and abs(r) < math.inf:
-                own = max(own, 1e-300)
-                r = r if abs(r) > shrink else 0.0
-                d, h = r / own, whole / own
-                counted += 1
-                sum_z += d
-                zz += d * d
-                q = r if unit == 1.0 else r / unit
-                rr += q * q
-                zh += d * h
-                hh += h * h
-                largest, furthest = max(largest, abs(r)), max(furthest, abs(d))
-            else:
-                own = math.inf
-            if fill:
-                size[i, j], z[i, j] = own, d
-            left -= 1
-            if left == 0:
-                left, group = groups.apart, 0
-                for border in groups.borders:
-                    group += s >= border
-                count[group] += own < math.inf
-                total[group] += d
-                squares[group] += d * d
-            k += judged
-            if k == CHUNK or (i == n - 1 and j == width - 1):
+        j = 0
+        while j < width:
+            m = min(width - j, CHUNK - k)
+            for t in range(m):
+                x[k + t], y[k + t] = o[i, j + t], g[i, j + t]
+                scale[k + t], own[k + t] = y[k + t], max(rows[i], columns[j + t])
+            for t in range(m if based else 0):
+                scale[k + t] -= before_g[i, j + t]
+                if abs(scale[k + t]) < math.inf:  # else it is the golden's that is not finite
+                    y[k + t] = before_o[i, j + t] + scale[k + t]
+                    ulp = spacing[(bits[k + t] >> 52) & 2047]
+                    rounded = np.rint(y[k + t] / ulp) * ulp
+                    y[k + t] = math.copysign(top, rounded) if abs(rounded) > top else rounded
+            j, k = j + m, k + m
+            if k < CHUNK and (i < n - 1 or j < width):
+                continue
+            sums = _added(x[:k], y[:k], scale, own, d, shrink, unit, sums)
+            if len(half) > 0:
+                for t in range(k):
+                    most_off = half[(bits[t] >> 52) & 2047] + tolerance.factor * own[t] + tolerance.constant
+                    limit[t] = min(most_off, most) if most_off >= 0.0 else 0.0  # NaN where there is no size
                 found = gather(x[:k], y[:k], limit[:k], done, ulps, 0.0, math.inf, math.inf, found)
-                k, done = 0, done + k
-    return (counted, sum_z, zz, rr, zh, hh, least, largest, furthest), found, (count, total, squares)
+            for t in range(k):
+                own[t] = max(own[t], 1e-300) if own[t] > 0.0 and abs(x[t] - y[t]) < math.inf else math.inf
+            for filled, part in ((z, d), (size, own), (allowed, limit)):
+                for t in range(k if len(filled) > 0 else 0):
+                    filled[done + t] = part[t]
+            while sampled < done + k:
+                t, group = sampled - done, 0
+                for border in groups.borders:
+                    group += scale[t] >= border
+                count[group] += own[t] < math.inf
+                total[group] += d[t]
+                squares[group] += d[t] * d[t]
+                sampled += groups.apart
+            done, k = done + k, 0
+    return sums, found, (count, total, squares)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+def _added(
+    x: Array, y: Array, scale: Array, own: Array, d: Array, shrink: float, unit: float, sums: tuple[float, ...]
+) -> tuple[float, ...]:
+    """:data:`Sums` with those of a chunk. `own`, the RMS of row or column, becomes the size; `d` is filled with z.
+
+    No branch depends on an element, few arrays are written, and extremes are looked for only where there is one, so
+    that the loop over all is compiled to vector instructions.
+    """
+    counted, sum_z, zz, rr, zh, hh, least, largest = sums
+    extreme = False
+    for t in range(len(x)):
+        r = x[t] - y[t]
+        whole = scale[t] if abs(scale[t]) < math.inf else 0.0
+        own[t] = max(abs(whole), own[t])
+        counts = (own[t] > 0.0) & (abs(r) < math.inf)
+        by = max(own[t], 1e-300)
+        r = r if counts & (abs(r) > shrink) else 0.0
+        h = whole / by if counts else 0.0
+        d[t] = r / by
+        counted += counts
+        sum_z += d[t]
+        zz += d[t] * d[t]
+        q = r if unit == 1.0 else r / unit
+        rr += q * q
+        zh += d[t] * h
+        hh += h * h
+        extreme |= (own[t] < least) | (abs(r) > largest)
+    for t in range(len(x) if extreme else 0):
+        r = abs(x[t] - y[t]) if own[t] > 0.0 else 0.0
+        least, largest = min(least, own[t]), max(largest, r if shrink < r < math.inf else 0.0)
+    return counted, sum_z, zz, rr, zh, hh, least, largest

@@ -378,11 +378,11 @@ def _averages(
     Each may reach `coherent` and a quantile of its standard error. A wrong function errs by a function of its value.
     Inherited errors are equal along some dimensions, a weight's in a column and a sum's in a row, so the standard error
     is taken from sums along each dimension, and the largest counts. Where observed values repeat, rounding errors,
-    half a unit of storage in `halves` and `noise` of a size, count once for each distinct value. Of more than SAMPLE
-    elements the standard error is taken only where `coherent` is exceeded, and repeated values are counted only where
-    that does not suffice: only then is `whole` called, which measures the pair with a tensor of each element's numbers.
+    half a unit of storage in `halves` and `noise` of a size, count once for each distinct value. The standard error is
+    taken only where `coherent` is exceeded, and repeated values are counted only where that does not suffice: only then
+    is `whole` called, which measures the pair with a tensor of each element's numbers.
     """
-    sums, large, chance = residual.sums, residual.count > SAMPLE, 0.5 * chance
+    sums, chance = residual.sums, 0.5 * chance
     shape = (*pair.golden.shape, 1)
     along = [k for k, count in enumerate(shape) if count >= FEWEST]
     others = [tuple(i for i in range(len(shape)) if i != k) for k in along]
@@ -403,7 +403,7 @@ def _averages(
     ) -> Test:
         """Of the mean `value`, where `total` is the sum of the squares of `weights`."""
         spread = 0.0
-        if not large or abs(value) > coherent:
+        if abs(value) > coherent:
             weight = weights()
             products, squares = whole().z.unsqueeze(-1) * weight, weight.square()
             for dims in others:
@@ -416,7 +416,7 @@ def _averages(
                     break
                 error = math.sqrt(float(scatter.square().sum()) * count / (count - 1.0))
                 spread = max(spread, quantile(chance / parts, count - 1.0) * error)
-        if not large or abs(value) > coherent + spread / total:
+        if abs(value) > coherent + spread / total:
             repeats, variance = rounding()
             error = math.sqrt(repeats * float((variance * squares).sum()))
             spread = max(spread, (repeats > 1.0) * quantile(chance / parts, math.inf) * error)
@@ -427,16 +427,12 @@ def _averages(
     ]
     weighted += [("mean", sums.z, sums.counted, counted)]
     tests = [test(name, part / max(of, 1e-300), max(of, 1e-300), weight) for name, part, of, weight in weighted]
-    if large and (sums.furthest <= coherent or _near_zero(*residual.groups, coherent)):  # and so is each mean
+    if _near_zero(*residual.groups, coherent):
         return tests
     counts, totals, _ = whole().groups
     means = np.divide(totals, counts, out=np.zeros_like(totals), where=counts > 0.0).tolist()
     group = torch.bucketize(pair.scale, torch.from_numpy(groups.borders), right=True).unsqueeze(-1)
-    masks = [
-        (k, partial(_of_group, counted(), group, k))
-        for k, mean in enumerate(means)
-        if not large or abs(mean) > coherent
-    ]
+    masks = [(k, partial(_of_group, counted(), group, k)) for k, mean in enumerate(means) if abs(mean) > coherent]
     return tests + [test("values", means[k], max(float(counts[k]), 1e-300), of, DISTINCT_VALUES, k) for k, of in masks]
 
 
