@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 import whywrong
 from whywrong import Trace, capture, golden
+from whywrong.checking.with_program import Rerun
 from whywrong.checking.without_program import BLOCK_ELEMENTS
 from whywrong.console import without_collector
 from whywrong.reporting.command import main
@@ -53,6 +54,17 @@ def recorded(tmp_path):
     wrong.linear2.register_forward_hook(lambda m, i, o: o * 1.001)
     capture(wrong, x).save(tmp_path / "wrong.safetensors")
     return tmp_path
+
+
+def test_no_divergence_where_a_step_could_not_be_checked_is_no_success(tmp_path, diff, monkeypatch):
+    def fails(*given, **how):
+        raise RuntimeError("out of bounds")
+
+    monkeypatch.setattr(Rerun, "_simulated", fails)
+    x = torch.randn(4, 3)
+    golden(lambda x: x.sum(0), x=x).save(tmp_path / "golden.safetensors")
+    save_file({"x": x, "output": 2.0 * x.sum(0)}, tmp_path / "observed.safetensors")
+    assert diff(tmp_path / "golden.safetensors", tmp_path / "observed.safetensors")[0] == 2
 
 
 @pytest.mark.long

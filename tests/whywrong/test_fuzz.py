@@ -19,6 +19,7 @@ from hypothesis import strategies
 import whywrong
 from labkit.session.catalogue import ROOT
 from tools import small_kernels as kernels
+from whywrong.checking.with_program import Rerun
 from whywrong.errors import UsageError
 from whywrong.fuzzing.fuzz import LAYOUTS, SAMPLED_LENGTHS, check, sample
 from whywrong.recording.work import Work
@@ -256,6 +257,18 @@ def test_a_case_that_the_reference_fails_on_is_discarded(says, hint):
     found = whywrong.fuzz(lambda x: x + 1, reference, torch.randn(4), most=1 << 10)
     assert (found.failure, found.discarded > 0, found.examples > 0) == (None, True, True)
     assert f"discarded, {found.discarded} of them: RuntimeError: {says} (missing, perhaps: {hint}" in repr(found)
+
+
+def test_a_case_that_could_not_be_checked_is_discarded(monkeypatch):
+    """It was: a kernel that gave twice what is right passed."""
+
+    def fails(*given, **how):
+        raise RuntimeError("out of bounds")
+
+    monkeypatch.setattr(Rerun, "_simulated", fails)
+    example = torch.randn(4, 3)
+    with pytest.raises(UsageError, match="output: not checked: cannot be run on what was observed"):
+        whywrong.fuzz(lambda x: 2.0 * x.sum(0), lambda x: x.sum(0), example, **TRIED, **HERE)
 
 
 @pytest.mark.long

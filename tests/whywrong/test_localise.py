@@ -12,7 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from whywrong import Bound, Precision, Trace, assert_close, bounded, capture, golden, localise, process_state, step
+from whywrong import (
+    Bound,
+    Precision,
+    Trace,
+    assert_close,
+    bounded,
+    capture,
+    explain,
+    golden,
+    localise,
+    process_state,
+    step,
+)
 from whywrong.checking import rounding, with_program
 from whywrong.checking.localise import WIDENED
 from whywrong.checking.updates import sample
@@ -1601,6 +1613,20 @@ def test_what_cannot_be_run_on_what_was_observed_is_not_checked_and_the_rest_is(
     assert report.findings["squares"].diverges
 
 
+def test_a_group_norm_with_gain_and_bias_is_checked():
+    """torch reads the sum of its product and bias by as_strided, which broadcast terms are too short for."""
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=generator) for shape in ((3, 16, 5), (16,), (16,))]
+
+    def reference(x, weight, bias):
+        return torch.nn.functional.group_norm(x, 4, weight, bias)
+
+    recorded, right = golden(reference, *given), reference(*given)
+    observed = {f"input.{i}": x for i, x in enumerate(given)}
+    assert localise(observed | {"output": right}, recorded).verdict == "no divergence"
+    assert localise(observed | {"output": 1.001 * right}, recorded).own == ["output"]
+
+
 def test_what_is_not_checked_does_not_pass():
     """One element is zero where the golden's is 1e-9, which is right; how many are positive is another number then."""
     x = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -1617,6 +1643,7 @@ def test_what_is_not_checked_does_not_pass():
     assert report.verdict == "no divergence in what was checked, and not checked: output"
     with pytest.raises(AssertionError, match="not checked: output"):
         assert_close(observed, recorded)
+    assert explain(observed, recorded).verdict == report.verdict
 
 
 def test_a_mask_upon_a_mask_may_be_the_lowest_number_of_each_sides_type():

@@ -309,7 +309,8 @@ class Exact:
             self.spread[node.id] = off.masked_fill_(out == 0.0, 0.0)  # exact, as a c - a c
         elif known and node.op in MOVES | {"neg"}:
 
-            def move(x: Tensor) -> Any:
+            def move(x: Tensor) -> Any:  # laid out as what was moved, which as_strided reads and a view depends on
+                x = x if x.stride() == a.stride() else torch.empty_like(a, dtype=x.dtype).copy_(x)
                 return call(node, [x, *args[1:]], {}, self.device)
 
             self._sums[out] = known.times(-1.0) if node.op == "neg" else known.moved(move)

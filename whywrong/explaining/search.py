@@ -150,7 +150,7 @@ def explain(
         raise UsageError(f"step: expected a wrong one: {expected}, got {step!r}")
     step = step or report.first
     if step is None:
-        return Explanation(None, "no divergence", report=report)
+        return Explanation(None, report.verdict, report=report)
     golden = golden.with_steps(name for name in report.findings if name not in golden.steps)
     result = Explanation(step, NONE, others=[name for name in wrong if name != step], report=report)
     traces = [renamed(as_trace("observed", run), golden, dict(names or {})) for run in runs]

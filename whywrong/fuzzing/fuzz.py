@@ -52,7 +52,7 @@ from whywrong.fuzzing.running import LOST, Call, Kernel, called, isolated, resul
 from whywrong.process_state import process_wide, temporarily
 from whywrong.recording.golden import Golden, golden
 from whywrong.recording.work import Work, work_of
-from whywrong.tables import digits, number, printable, to_stderr
+from whywrong.tables import digits, first_of, number, printable, to_stderr
 
 __all__ = ["LAYOUTS", "SAMPLED_LENGTHS", "Failure", "FuzzReport", "check", "fuzz", "sample"]
 
@@ -568,7 +568,7 @@ class _Search:
             return Failure(inputs, calls[-1].words, recorded, self._precision)
         reads = (x for name, x in tensors(inputs).items() if name not in self.report.out)
         given, precision = dict(zip(recorded.inputs, reads, strict=False)), _declared(self._precision, inputs)
-        failure, touched = Failure(inputs, "", recorded, precision), calls[0].touched
+        failure, touched, unchecked = Failure(inputs, "", recorded, precision), calls[0].touched, list[str]()
         chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
         for k, call in enumerate(calls):
             failure.words = call.words
@@ -588,8 +588,13 @@ class _Search:
                 words = [f"{found.first}: {finding.words}", *finding.touched, *words, *[touched] * bool(touched)]
                 failure.words = "; ".join(words)
                 return failure
+            unchecked = [f"{name}: {found.findings[name].words}" for name in found.unchecked]
         failure.words = touched
-        return failure if touched else "examples"
+        if touched or not unchecked:
+            return failure if touched else "examples"
+        self.why = first_of(unchecked)
+        self.report.reasons[self.why] += self.report.failure is None
+        return "discarded"
 
     def _defined(self, found: dict[str, Tensor], inputs: Inputs, recorded: Golden) -> dict[str, Tensor]:
         """Results, with the golden's number where anything is right: where the reference gives NaN of inputs without

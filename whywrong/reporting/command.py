@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _diff_parser(commands: Any) -> None:
-    about = "find where a trace first diverges from its golden; exit 0 if nowhere"
+    about = "find where a trace first diverges from its golden; exit 0 if nowhere, 2 where a step was not checked"
     example = "example:\n  whywrong diff golden.safetensors observed.safetensors --explain --html a.html"
     raw = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("diff", help=about, description=about, epilog=example, formatter_class=raw)
@@ -158,7 +158,7 @@ def _diff(options: argparse.Namespace) -> int:
     if options.explain and result.alarm and why is None:
         record = "whywrong.golden(reference, *inputs).save(FILE) writes one"
         progress(f"--explain: {options.golden} has steps alone; expected a recorded golden: {record}")
-    return 1 if result.alarm else 0
+    return 1 if result.alarm else 2 if result.unchecked else 0
 
 
 def _fuzz(options: argparse.Namespace) -> int:

@@ -52,6 +52,11 @@ class Report:
         return any(run.first is not None for run in self.runs.values())
 
     @property
+    def unchecked(self) -> bool:
+        """Whether a step of a run could not be checked."""
+        return any(run.unchecked for run in self.runs.values())
+
+    @property
     def run(self) -> str:
         """The run to show: the one that diverges first, else the first."""
         order = [*dict.fromkeys(name for localisation in self.runs.values() for name in localisation.findings), None]
