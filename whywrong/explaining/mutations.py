@@ -326,12 +326,18 @@ class Context:
             if i in part.users and (made or self.only_masks.issuperset(part.users[i])):
                 self.only_masks.add(i)
 
-    def called(self, i: int, one: bool = True) -> str:
-        """What an operation's result, or each of several, is called in a sentence: a step's name, or the operation."""
+    def called(self, *ids: int) -> str:
+        """What an operation's result is called in a sentence: a step's name, or the operation. Each of several is
+        called by what they have in common, which is not one's name."""
+        i, *others = dict.fromkeys(ids)
         node = self.part.nodes[i]
-        if i not in self.part.names and one and self.part.origin[i] in self.steps:
+        if others:
+            result = f"result of {self.operation(*ids)}"
+            names = {self.variables.get(self.part.origin[k], result) for k in ids}
+            return f"each {names.pop() if len(names) == 1 else result}"
+        if i not in self.part.names and self.part.origin[i] in self.steps:
             return self.steps[self.part.origin[i]]
-        if one and i not in self.part.names and node.op == "select" and node.args[1] == 0:
+        if i not in self.part.names and node.op == "select" and node.args[1] == 0:
             return f"{self.called(node.parents[0])}[{node.args[2]}]"
         if node.func in GIVEN:
             few = self.part.values[i].flatten().tolist() if math.prod(node.shape) <= 4 else []
@@ -339,12 +345,12 @@ class Context:
             unnamed = f"the constant {text}" if text else f"a constant of shape {list(node.shape)}"
             return self.part.names.get(i, self.variables.get(self.part.origin[i], unnamed))
         made = self.variables.get(self.part.origin[i], f"the result of {self.operation(i)}")
-        return self.part.names.get(i, made if one else f"each {made.removeprefix('the ')}")
+        return self.part.names.get(i, made)
 
-    def operation(self, i: int) -> str:
-        """What an operation is called, by itself or as a part of one of torch's."""
-        op = self.part.nodes[i].op.strip("_")
-        return f"the {op} of {self.composite_names[i]}" if i in self.composite_names else op
+    def operation(self, *ids: int) -> str:
+        """What operations of one kind are called, by themselves or where all are a part of the same one of torch's."""
+        op, inside = self.part.nodes[ids[0]].op.strip("_"), {self.composite_names.get(i) for i in ids}
+        return f"the {op} of {inside.pop()}" if len(inside) == 1 and None not in inside else op
 
     def real(self, i: int) -> bool:
         """Whether an operation gives one tensor of real numbers."""
@@ -514,7 +520,7 @@ def carried_over(c: Context, ids: list[int]) -> Iterator[Way]:
     if c.real(ids[0]):
         nodes, pairs = c.part.nodes, list(itertools.pairwise(ids))
         takes = [c.called(p) for p in nodes[ids[0]].parents if p in c.part.given and p in c.part.names]
-        name = c.called(ids[0], one=False) + f" with {' and '.join(takes)}" * bool(takes)
+        name = c.called(*ids) + f" with {' and '.join(takes)}" * bool(takes)
         added = {i: Edit(operator.add, (Ref(i), Ref(j))) for j, i in pairs}
         yield "stale", f"{name} is added to that of the time before", added, 1
         before = {i: Edit(partial(again, nodes[j]), nodes[j].args) for j, i in pairs}
@@ -525,7 +531,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations give, or are given, changed."""
     part, i = c.part, ids[-1]
     x, node = part.values[i], part.nodes[i]
-    name = c.called(i, len(ids) == 1) + words
+    name = c.called(*ids) + words
     given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
     plain, name = name, name + ", as used here," * (given and not last and i in part.names)  # else it is as observed
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
@@ -563,7 +569,7 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
 
 def change_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
     """What operations take is changed, they are left out, or others run in their place."""
-    what = "each " * (len(ids) > 1) + c.operation(ids[0]) + words
+    what = "each " * (len(ids) > 1) + c.operation(*ids) + words
     for j in _operands(c, ids[0]):
         yield from _attempted(c, change_operand(c, ids, what, j))
     for ways in (other_operands, other_operations, change_reduction, lost_updates, padded):
@@ -580,7 +586,8 @@ def _operands(c: Context, i: int) -> dict[int, Tensor]:
 
 def _names(c: Context, ids: list[int]) -> dict[int, str]:
     """What these are called in a sentence."""
-    return {j: c.called(c.part.nodes[ids[0]].args[j].id, len(ids) == 1) for j in _operands(c, ids[0])}
+    nodes = c.part.nodes
+    return {j: c.called(*(nodes[i].args[j].id for i in ids)) for j in _operands(c, ids[0])}
 
 
 def change_operand(c: Context, ids: list[int], what: str, j: int) -> Iterator[Way]:

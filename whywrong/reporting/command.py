@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _diff_parser(commands: Any) -> None:
-    about = "find where a trace first diverges from its golden; exit 0 if nowhere, 2 where a step was not checked"
+    about = "find where a trace first diverges; exit 0 if nowhere, 2 if not all was checked"
     example = "example:\n  whywrong diff golden.safetensors observed.safetensors --explain --html a.html"
     raw = argparse.RawDescriptionHelpFormatter
     sub = commands.add_parser("diff", help=about, description=about, epilog=example, formatter_class=raw)
