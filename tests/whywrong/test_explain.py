@@ -394,6 +394,9 @@ def further():
     yield lambda w: empty.index_put((place,), w, True), (w,), lost, "race", "in each 32 the last survives"
     columns = partial(torch.ops.aten.index_put.default, empty.T, [None, place], accumulate=True)  # of x[:, place]
     yield lambda w: columns(values=w.T), (w,), lost.T, "race", "in each 32 the last survives"
+    rows = partial(torch.ops.aten.embedding_dense_backward, indices=place, num_weights=7, scale_grad_by_freq=False)
+    unpadded = lost * (torch.arange(7) != 3)[:, None]
+    yield lambda w: rows(w, padding_idx=3), (w,), unpadded, "race", "in each 32 the last survives"
 
 
 def test_a_sum_that_lacks_an_end_that_no_list_has_is_named():

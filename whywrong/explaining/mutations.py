@@ -650,7 +650,9 @@ def other_operations(c: Context, ids: list[int], what: str) -> Iterator[Way]:
 def lost_updates(c: Context, ids: list[int], what: str) -> Iterator[Way]:
     """Sums by index that lose some of their terms."""
     node = c.part.nodes[ids[0]]
-    if node.op in ("index_add", "scatter_add") or (node.op == "index_put" and True in node.args[3:4]):
+    by_count = node.op == "embedding_dense_backward" and node.args[4]
+    added = node.op in ("index_add", "scatter_add", "embedding_dense_backward") and not by_count
+    if added or (node.op == "index_put" and True in node.args[3:4]):
         for tile in (0, 32, 64, 128, 256):
             each = f" in each {tile}" if tile else ""  # of which a block adds up, while blocks come one after the other
             says = f"{what} loses updates: of those of one place{each} the last survives"
@@ -1348,6 +1350,10 @@ def _changed(part: Part, ids: Iterable[int], changes: Mapping[int, Change]) -> d
 
 def _lossy(*args: Any, op: str, tile: int) -> Tensor:
     """An addition that is not atomic: of the terms of one place, in each `tile`, the last survives."""
+    if op == "embedding_dense_backward":  # the rows of a gradient, added up by their ids, but for the padding's
+        rows, ids, count, padding = args[0].flatten(0, -2), args[1].flatten(), args[2], args[3]
+        rows = rows * (ids != padding).unsqueeze(1)
+        op, args = "index_add", (rows.new_zeros(count, rows.shape[1]), 0, ids, rows)
     x, *places, source = args[:3] if op == "index_put" else args[:4]
     index = list(places[0]) if op == "index_put" else [places[1]]
     d = next(k for k, i in enumerate(index) if i is not None) if op == "index_put" else int(places[0])  # of the source
