@@ -736,9 +736,9 @@ def other_numbers(c: Context, ids: list[int], j: int, old: Any, what: str) -> It
     for new in (*nearest(usual - {old}), *nearest(further - usual - {old})):
         number = int(new) if isinstance(old, int) and new == int(new) else new
         kind, says = kind_of_number(op, old, new, sizes), f"{what} has {new:.6g} where the reference has {old:.6g}"
-        rank, edits = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
-        kind = "drop_term" if new in (0.0, 1.0) and len(edits) > len(ids) else kind  # of an average only one
-        yield kind, says, edits, rank
+        rank, (edits, too) = 0 if kind == "eps" else 1 if new in usual else 3, numbered(c.part, ids, j, number)
+        kind = "drop_term" if new in (0.0, 1.0) and too else kind  # of an average only one
+        yield kind, says + too, edits, rank
 
 
 def change_reduction(c: Context, ids: list[int], what: str) -> Iterator[Way]:
@@ -1310,16 +1310,17 @@ def constant(value: Any) -> Callable[[Any], Any]:
     return lambda _: value
 
 
-def numbered(part: Part, ids: list[int], j: int, new: Any) -> dict[int, Edit]:
-    """Another number as the argument `j`, and its complement to 1 where that stands on the same line."""
+def numbered(part: Part, ids: list[int], j: int, new: Any) -> tuple[dict[int, Edit], str]:
+    """Another number as the argument `j`, and its complement to 1 where that stands on the same line, in words too."""
     node = part.nodes[ids[0]]
-    c, edits = node.args[j], argument(part, ids, j, constant(new))
+    c, edits, too = node.args[j], argument(part, ids, j, constant(new)), ""
     average = 0.0 < c < 1.0 and c != 0.5  # of 0 and 1 the complement means nothing: where an arange begins, for one
     for other in (n for n in part.nodes if n.site == node.site and n.op in NUMBERED and n.id not in ids and average):
         for k, a in enumerate(other.args):
             if is_number(a) and abs(a - (1.0 - c)) < 1e-12:
                 edits |= argument(part, [other.id], k, constant(1.0 - new))
-    return edits
+                too = f", and {1.0 - new:.6g} where it has {a:.6g}"
+    return edits, too
 
 
 def _instead(ids: Iterable[int], run: Callable[..., Any]) -> dict[int, Edit]:

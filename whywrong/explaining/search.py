@@ -824,8 +824,9 @@ class _Search:
         return mutation(_lowest(cache(self._distance_of(mutation)), 0, len(between)))
 
     def _another(self, node: Node, j: int, c: float, new: float) -> Mutation:
-        says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}"
-        return Mutation(kind_of_number(node.op, c, new), says, numbered(self._part, [node.id], j, new), 0, True)
+        edits, too = numbered(self._part, [node.id], j, new)
+        says = f"{node.op} has about {new:.6g} where the reference has {c:.6g}{too}"
+        return Mutation(kind_of_number(node.op, c, new), says, edits, 0, True)
 
     def _distance_of(self, mutation: Callable[[int], Mutation]) -> Callable[[int], float]:
         """How far off the mutations of a number are."""
