@@ -852,7 +852,7 @@ def changed():
         "a step of three": (
             lambda x: torch.exp(x) + torch.exp(x * x / 9) + torch.exp(-x),
             lambda x: torch.exp(x) + torch.exp2(x * x / 9) + torch.exp(-x),
-            "exp2 in place of exp (the second time)",
+            "exp2 in place of exp (the second of the line)",
             {"x": x},
         ),
         "eps as a bound": (
@@ -1140,7 +1140,10 @@ def test_a_number_of_the_list_and_the_same_one_looked_for_are_one_cause():
 def test_an_occurrence_is_said_where_entries_do_not_tell():
     torch.manual_seed(9)
     a, b = torch.rand(2, 12, 19)
-    for by, words in ((0, "b[0] (the last time) is one place"), (1, "each result of select is one place")):
+    for by, words in (
+        (0, "b[0] is one place"),
+        (1, "a[0] is one place later in dimension 0, around the end; and b[0] is one place"),
+    ):
         wrong = (a[0].roll(by).exp() + b[0].roll(1).exp() * a[1]) * b[1]
         found = of_one(lambda a, b: (a[0].exp() + b[0].exp() * a[1]) * b[1], wrong, a=a, b=b)
         assert found.causes[0].says.startswith(words), found
@@ -1227,7 +1230,7 @@ def test_the_complement_of_a_number_is_that_of_an_average():
 
     def edited(number):
         (node,) = (node for node in part.nodes if number in node.args[1:])
-        return {part.nodes[i].op for i in mutations.numbered(part, [node.id], 1, 1e10)}
+        return {part.nodes[i].op for i in mutations.numbered(part, [node.id], 1, 1e10)[0]}
 
     assert (edited(1.0), edited(0.9)) == ({"sub"}, {"mul"})
 

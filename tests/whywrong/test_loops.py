@@ -53,7 +53,7 @@ def test_a_buffer_that_is_not_cleared_is_one_explanation_for_all_times(
     assert result.step == ("h.0 ... h.5" if every else "output")
     (cause,) = result.causes
     assert cause.kind == "stale"
-    assert "each result of mm with u is added to that of the time before" in cause.says
+    assert "each result of mm (the second of the line) with u is added to that of the time before" in cause.says
     assert f"from 2 on of dimension {int(every)}" in cause.says
 
 

@@ -37,6 +37,7 @@ from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of, stored
 from whywrong.comparing.statistics import Statistics, combine
 from whywrong.comparing.structure import Structure, Test
+from whywrong.comparing.touched import MOST, touched
 from whywrong.console import with_progress
 from whywrong.recording.steps import Trace
 from whywrong.tables import number
@@ -130,12 +131,20 @@ class Values:
                 finding, changes = change or finding, _worst([changes, of_change])
             if finding.diverges:
                 del off[name]
+                if not tainted and (total := finding.total) and total.mismatches and 0 < total.count <= MOST:
+                    shares = finding.elements or replace(self, elements=True)._step(name, before, terms)[0].elements
+                    finding = replace(finding, touched=self._touched(name, shares.share) if shares else ())
                 if not tainted.isdisjoint(sources):
                     finding = replace(finding, wrong=False, words=f"after a wrong step, {UNKNOWN}: {finding.words}")
                 tainted.add(name)
             length = max(1, length, *golden.read(name).shape[-1:])
             findings[name] = finding
         return {name: findings[name] for name in names}
+
+    def _touched(self, name: str, share: Tensor) -> tuple[str, ...]:
+        """Which elements are wrong, and what they hold; `share` has each error over its tolerance."""
+        o, g = float64(self.observed.read(name)), float64(self.golden.read(name))
+        return touched(o, g, ((o - g).abs() / share).nan_to_num(0.0, 0.0, 0.0), {})
 
     def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
         o, g = self.observed.read(name), self.golden.read(name)

@@ -13,7 +13,7 @@ import ast
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import Any
@@ -91,6 +91,7 @@ PADDINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 """What stands at places outside of 0 to n - 1."""
 GIVEN = (INPUT, CONSTANT)
+ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 RARE_KINDS = ("stale", "axis")
 """What people do less often, by which equally good fits are ordered: without, two causes of 67 are not identified."""
 
@@ -309,6 +310,7 @@ class Context:
         self.numbers = sorted(numbers - {0.0})[:16]
         self.computed = [n.id for n in nodes if n.func not in GIVEN and isinstance(values[n.id], Tensor)]
         self.inputs = {i for i in part.given if program.nodes[part.origin[i]].func == INPUT}
+        self.places = _places(program.nodes)
         names = {number: name.split("/")[-1].split("#")[0].strip("_") for name, number in golden.operations.items()}
         self.names = {i: names[number] for i, number in part.origin.items() if number in names}
         inside = part.program.inside
@@ -348,9 +350,22 @@ class Context:
         return self.part.names.get(i, made)
 
     def operation(self, *ids: int) -> str:
-        """What operations of one kind are called, by themselves or where all are a part of the same one of torch's."""
+        """What operations of one kind are called: by themselves, or where all are a part of the same one of torch's;
+        and which it is of several on a line."""
         op, inside = self.part.nodes[ids[0]].op.strip("_"), {self.composite_names.get(i) for i in ids}
-        return f"the {op} of {inside.pop()}" if len(inside) == 1 and None not in inside else op
+        several = [*dict.fromkeys(self._place(k) for k in self.computed if self._looks(k) == self._looks(ids[0]))]
+        same, ordinals = {self._place(i) for i in ids}, zip(ORDINALS, several if len(several) > 1 else (), strict=False)
+        which = next((f" (the {word} of the line)" for word, place in ordinals if {place} == same), "")
+        return (f"the {op} of {inside.pop()}" if len(inside) == 1 and None not in inside else op) + which
+
+    def _place(self, i: int) -> Any:
+        """Which operation of its line's run it is."""
+        return self.places[self.part.origin[i]]
+
+    def _looks(self, i: int) -> Any:
+        """What an operation has in common with others that are written as it is."""
+        node = self.part.nodes[i]
+        return node.op, node.site, node.shape, str([a for a in node.args if not isinstance(a, Ref)])
 
     def real(self, i: int) -> bool:
         """Whether an operation gives one tensor of real numbers."""
@@ -383,13 +398,13 @@ class Context:
         return "swap" if {i, other} <= self.inputs else "stale"
 
     def groups(self) -> list[list[int]]:
-        """Operations that one line runs several times on one shape, as a loop does; the target's, then steps first."""
+        """Operations that are the same one of a line each time that it runs, as in a loop, and of one shape; the
+        target's, then steps first."""
         part, found = self.part, dict[Any, list[int]]()
         for i in (*part.given, *self.computed):
-            node = part.nodes[i]
-            numbers = str([a for a in node.args if not isinstance(a, Ref)])
+            node, place = part.nodes[i], self._place(i)
             if isinstance(part.values[i], Tensor) and (i == part.target or i in part.users):
-                found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, numbers), []).append(i)
+                found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, place), []).append(i)
         return sorted(found.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
 
     def numbered(self) -> dict[tuple[str, int, Any], list[int]]:
@@ -413,6 +428,23 @@ class Context:
         yield from _attempted(self, places(tuple(x.shape)))
         if x.is_floating_point():
             yield from _attempted(self, statistics(tuple(x.shape)))
+
+
+def _places(nodes: Sequence[Node]) -> dict[int, Any]:
+    """Which of the operations that a line runs at a time each is, by its number.
+
+    A run of a line ends where another line's operations come. What repeats itself within one may be a loop of this line
+    alone or a chain of products: there, and in the backward, which has no lines, operations of equal numbers are alike.
+    """
+    found = dict[int, Any]()
+    for site, run in itertools.groupby(nodes, key=operator.attrgetter("site")):
+        several = [*run]
+        ops = [node.op for node in several]
+        period = next(n for n in range(1, len(ops) + 1) if len(ops) % n == 0 and ops[n:] == ops[: len(ops) - n])
+        for k, node in enumerate(several):
+            numbers = str([a for a in node.args if not isinstance(a, Ref)])
+            found[node.id] = k if site and period == len(ops) else (k % period if site else 0, numbers)
+    return found
 
 
 @cache
@@ -504,14 +536,8 @@ def operations(*names: str) -> Callable[[Context], Iterator[Node]]:
 
 
 def _each_time(c: Context) -> Iterator[list[int]]:
-    """Operations that are the same one of a line each time that this runs: what it runs repeats itself."""
-    nodes, lines = c.part.nodes, dict[str, list[int]]()
-    for i in c.computed:
-        lines.setdefault(nodes[i].site, []).append(i)
-    for line in (line for site, line in lines.items() if site):
-        runs = [(nodes[i].op, nodes[i].shape) for i in line]
-        period = next(n for n in range(1, len(line) + 1) if len(line) % n == 0 and runs[n:] == runs[: len(line) - n])
-        yield from (line[k::period] for k in range(period) if period < len(line))
+    """Operations that are the same one of a line each time that this runs."""
+    return (ids for ids in c.groups() if len(ids) > 1)
 
 
 @for_each(_each_time)
