@@ -189,3 +189,55 @@ def test_a_loops_row_has_the_largest_difference_of_any_of_its_steps():
         h = steps[f"h{t}"] = 2.0 * h + t + (0.1 if t == 0 else 0.0)
     report = whywrong.localise(steps, whywrong.golden(doubled, x=x))
     assert [row[1] for row in report.table().rows if row[0] == "h0 ... h3"] == ["0.8"]
+
+
+def test_products_of_a_line_are_no_loop():
+    """Both were transposed, as if one operation ran twice, and the sentence named the step."""
+    generator = torch.Generator().manual_seed(6)
+    d, rows, columns = (torch.rand(shape, generator=generator) for shape in ((16, 16), (16, 1), (16, 1)))
+    recorded = whywrong.golden(lambda d, rows, columns: d * rows * columns.T, d=d, rows=rows, columns=columns)
+    observed = {"d": d, "rows": rows, "columns": columns, "output": d * rows * columns}
+    (cause,) = whywrong.explain(observed, recorded).causes
+    words = "mul (the second of the line): the result of permute is applied along dimension 0, not 1"
+    assert (cause.kind, cause.says) == ("axis", words)
+
+
+def test_a_line_of_a_loop_is_one_operation_whatever_its_numbers():
+    """Adam without its two corrections, each of which divides by another number each time."""
+    generator = torch.Generator().manual_seed(8)
+    p, *given = (torch.randn(7, 5, generator=generator) for _ in range(4))
+
+    def adam(p, given, corrected=True):
+        m = v = torch.zeros_like(p)
+        for t, g in enumerate(given, 1):
+            m = 0.9 * m + 0.1 * g
+            v = 0.95 * v + 0.05 * g * g
+            mean = m / (1 - 0.9**t if corrected else 1.0)
+            square = v / (1 - 0.95**t if corrected else 1.0)
+            p = p - 1e-2 * mean / (square.sqrt() + 1e-8)
+        return p
+
+    recorded = whywrong.golden(adam, p=p, given=given)
+    observed = dict(zip(recorded.inputs, (p, *given), strict=True)) | {"output": adam(p, given, corrected=False)}
+    (cause,) = whywrong.explain(observed, recorded, seconds=60).causes
+    assert (
+        cause.says == "each div is left out: each v passes as it is; and each div is left out: each m passes as it is"
+    )
+
+
+def test_one_run_of_a_line_is_said_by_its_number():
+    """A state that is reset once."""
+    generator = torch.Generator().manual_seed(7)
+    x, a = torch.randn(6, 5, generator=generator), torch.rand(6, 5, generator=generator)
+
+    def scan(x, a, reset=None):
+        h, states = torch.zeros(5), []
+        for t in range(6):
+            kept = a[t].exp() * (t != reset)
+            h = kept * h + x[t]
+            states.append(h)
+        return torch.stack(states)
+
+    recorded = whywrong.golden(scan, x=x, a=a)
+    (cause,) = whywrong.explain({"x": x, "a": a, "output": scan(x, a, reset=4)}, recorded).causes
+    assert "run 5 of 6" in cause.says, cause

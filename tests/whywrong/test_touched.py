@@ -169,3 +169,19 @@ def test_inputs_of_every_type_are_taken(dtype):
         torch.where(ROWS % 2 == 1, SQUARE + NOISE.abs() + 1.0, SQUARE), SQUARE, 1e-9, {"mask": given}
     )
     assert said_of_rows[0] == "wrong are all elements at every 2th from 1 of dimension 0"
+
+
+def test_a_plain_dump_says_which_elements_are_wrong_and_what_they_hold():
+    """Of the first wrong step alone: what follows may be wrong by it."""
+    generator = torch.Generator().manual_seed(0)
+    right = {name: torch.randn(32, 16, generator=generator) for name in ("a", "b", "c")}
+    wrong = {"zero": right["b"].clone(), "factor": right["b"] / 8.0}
+    wrong["zero"][24:] = 0.0
+    words = {"zero": "wrong elements are zero", "factor": "wrong elements are 0.125 times what is right"}
+    for name, b in wrong.items():
+        found = localise(right | {"b": b, "c": -right["c"]}, right)
+        assert found.touched[-1] == words[name]
+        assert (found.findings["a"].touched, found.findings["c"].touched) == ((), ())
+    assert (
+        localise(right | {"b": wrong["zero"]}, right).touched[0] == "wrong are all elements from 24 on of dimension 0"
+    )

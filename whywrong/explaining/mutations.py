@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import cache, cached_property, partial, wraps
 from typing import Any
 
 import torch
@@ -346,8 +346,9 @@ class Context:
             text = f"[{', '.join(f'{x:g}' for x in few)}]" if few and isinstance(few[0], float) else ""
             unnamed = f"the constant {text}" if text else f"a constant of shape {list(node.shape)}"
             return self.part.names.get(i, self.variables.get(self.part.origin[i], unnamed))
-        made = self.variables.get(self.part.origin[i], f"the result of {self.operation(i)}")
-        return self.part.names.get(i, made)
+        run = f" ({self.runs[i]})" if i in self.runs else ""
+        made = self.variables.get(self.part.origin[i], "")
+        return self.part.names.get(i, f"{made}{run}" if made else f"the result of {self.operation(i)}")
 
     def operation(self, *ids: int) -> str:
         """What operations of one kind are called: by themselves, or where all are a part of the same one of torch's;
@@ -355,7 +356,9 @@ class Context:
         op, inside = self.part.nodes[ids[0]].op.strip("_"), {self.composite_names.get(i) for i in ids}
         several = [*dict.fromkeys(self._place(k) for k in self.computed if self._looks(k) == self._looks(ids[0]))]
         same, ordinals = {self._place(i) for i in ids}, zip(ORDINALS, several if len(several) > 1 else (), strict=False)
-        which = next((f" (the {word} of the line)" for word, place in ordinals if {place} == same), "")
+        notes = [f"the {word} of the line" for word, place in ordinals if {place} == same]
+        notes += [self.runs[ids[0]]] if len({*ids}) == 1 and ids[0] in self.runs else []
+        which = f" ({', '.join(notes)})" * bool(notes)
         return (f"the {op} of {inside.pop()}" if len(inside) == 1 and None not in inside else op) + which
 
     def _place(self, i: int) -> Any:
@@ -406,6 +409,12 @@ class Context:
             if isinstance(part.values[i], Tensor) and (i == part.target or i in part.users):
                 found.setdefault(i if node.func in GIVEN else (node.op, node.site, node.shape, place), []).append(i)
         return sorted(found.values(), key=lambda ids: (part.target not in ids, ids[0] not in part.names, ids[0]))
+
+    @cached_property
+    def runs(self) -> dict[int, str]:
+        """In which run of its line each operation is, in words; nothing of a line that runs once."""
+        several = (ids for ids in self.groups() if len(ids) > 1)
+        return {i: f"run {k} of {len(ids)}" for ids in several for k, i in enumerate(ids, 1)}
 
     def numbered(self) -> dict[tuple[str, int, Any], list[int]]:
         """The operations that have a number of the program's as an argument, by their kind, its place and itself."""
@@ -462,7 +471,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
     """Every mutation of a part of a recorded golden, the usual ones first."""
     part, groups = c.part, c.groups()
     made = [ids for ids in groups if part.nodes[ids[0]].func not in GIVEN]
-    ends = [end for ids in groups if 1 < len(ids) <= 8 for end in _ends(ids)]
+    ends = [i for ids in groups if 1 < len(ids) <= 8 for i in _ends(ids)]
     usual = (
         exchanged,
         exchanged_numbers,
@@ -490,11 +499,7 @@ def mutations(c: Context) -> Iterator[Mutation]:
         *(_attempted(c, change_result(c, ids)) for ids in groups),
         *(_attempted(c, change_operation(c, ids)) for ids in made),
         *(_attempted(c, generator(c)) for generator in rare),
-        *(
-            _attempted(c, change(c, [i], f" (the {word} time)"))
-            for i, word in ends
-            for change in (change_result, change_operation)
-        ),
+        *(_attempted(c, change(c, [i])) for i in ends for change in (change_result, change_operation)),
         *(_attempted(c, generator(c)) for generator in (in_tiles, in_a_row)),
     )
     for kind, says, edits, *rank in (way for way in ways if way[2]):
@@ -502,10 +507,9 @@ def mutations(c: Context) -> Iterator[Mutation]:
         yield Mutation(kind, says, edits, *rank)
 
 
-def _ends(ids: list[int]) -> Iterator[tuple[int, str]]:
-    """The first operations of a loop, and the last, in words."""
-    yield from zip(ids[:-1], ("first", "second", "third")[: 3 if len(ids) <= 4 else 1], strict=False)
-    yield ids[-1], "last"
+def _ends(ids: list[int]) -> list[int]:
+    """The first operations of a loop, and the last."""
+    return [*ids[:-1][: 3 if len(ids) <= 4 else 1], ids[-1]]
 
 
 def _attempted(c: Context, ways: Iterable[Way]) -> Iterator[Way]:
@@ -553,11 +557,11 @@ def carried_over(c: Context, ids: list[int]) -> Iterator[Way]:
         yield "stale", f"{name} is that of the time before", before, 1
 
 
-def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+def change_result(c: Context, ids: list[int]) -> Iterator[Way]:
     """What operations give, or are given, changed."""
     part, i = c.part, ids[-1]
     x, node = part.values[i], part.nodes[i]
-    name = c.called(*ids) + words
+    name = c.called(*ids)
     given, last, real = node.func in GIVEN, i == part.target, x.is_floating_point()
     plain, name = name, name + ", as used here," * (given and not last and i in part.names)  # else it is as observed
     moved = node.op in MOVES - {"getitem", "slice", "select"} and not last
@@ -593,9 +597,9 @@ def change_result(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
         yield kind, f"{c.called(other)} stands in place of {plain}", _copied(ids, other), 1 + (kind in RARE_KINDS)
 
 
-def change_operation(c: Context, ids: list[int], words: str = "") -> Iterator[Way]:
+def change_operation(c: Context, ids: list[int]) -> Iterator[Way]:
     """What operations take is changed, they are left out, or others run in their place."""
-    what = "each " * (len(ids) > 1) + c.operation(*ids) + words
+    what = "each " * (len(ids) > 1) + c.operation(*ids)
     for j in _operands(c, ids[0]):
         yield from _attempted(c, change_operand(c, ids, what, j))
     for ways in (other_operands, other_operations, change_reduction, lost_updates, padded):

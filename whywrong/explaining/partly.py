@@ -84,15 +84,14 @@ def twins(c: Context, mutations: Iterable[Mutation]) -> Iterator[Mutation]:
     """The same change of two values, each of which has been tried alone."""
     groups: dict[Any, list[Mutation]] = {}
     for mutation in mutations:
-        if len(mutation.edits) == 1:
-            (i,) = mutation.edits
-            says = mutation.says
-            for name in (c.called(i), *map(c.called, c.part.nodes[i].parents)):
-                says = re.sub(rf"\b{re.escape(name)}(?!\w)", "it", says)
-            groups.setdefault((mutation.kind, says), []).append(mutation)
+        ids, says = [*mutation.edits], mutation.says
+        taken = zip(*(c.part.nodes[i].parents for i in ids), strict=False)
+        for name in (c.called(*ids), *(c.called(*several) for several in taken)):
+            says = re.sub(rf"\b{re.escape(name)}(?!\w)", "it", says)
+        groups.setdefault((mutation.kind, says), []).append(mutation)
     for group in groups.values():
         for a, b in itertools.combinations(group, 2):
-            if {*a.edits} != {*b.edits}:
+            if {*a.edits}.isdisjoint(b.edits):
                 yield Mutation(a.kind, f"{a.says}; and {b.says}", {**a.edits, **b.edits}, max(a.rank, b.rank) + 1)
 
 

@@ -339,7 +339,7 @@ class _Search:
             self._sums()
             fits = self._fitting()
         narrower = self._narrower() if numbers and not fits else []
-        stages = (self._terms, self._solved, self._later, self._inside, self._twins, self._one_way)
+        stages = (self._terms, self._twins, self._solved, self._later, self._inside, self._one_way)
         for k, stage in enumerate(stages if not fits and not narrower else ()):
             now = time.monotonic()
             self._until = now + (self._last - now) / (len(stages) - k + 1)
