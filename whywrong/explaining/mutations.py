@@ -862,6 +862,20 @@ def _padded(c: Context, reduction: int, d: int, up_to: int) -> Iterator[tuple[in
 def variances(c: Context, node: Node) -> Iterator[Way]:
     """Variances, which come with a mean, and so are no tensor of their own."""
     yield from change_reduction(c, [node.id], "var_mean")
+    nodes, dims = c.part.nodes, _dims(node, c.part.values)
+    parts = [nodes[k] for k in c.part.users.get(node.id, ())]
+    about_zero = {
+        k.id: Edit(partial(_mean_square, dims=dims, shape=k.shape), node.args[:1]) for k in parts if not k.args[1]
+    }
+    means = [k.id for k in parts if k.args[1]]
+    means += [n.id for n in nodes if n.op == "mean" and n.parents == node.parents and _dims(n, c.part.values) == dims]
+    yield "function", "the variance is that about zero", about_zero
+    nothing = about_zero | edit_results(means, torch.zeros_like)
+    yield "function", "the variance is that about zero, and no mean is taken from what is normalised", nothing
+
+
+def _mean_square(x: Tensor, dims: list[int], shape: Sequence[int]) -> Tensor:
+    return x.square().mean(dims, True).view(shape)
 
 
 def padded(c: Context, ids: list[int], what: str) -> Iterator[Way]:
