@@ -131,9 +131,8 @@ class Values:
                 finding, changes = change or finding, _worst([changes, of_change])
             if finding.diverges:
                 del off[name]
-                if not tainted and (total := finding.total) and total.mismatches and 0 < total.count <= MOST:
-                    shares = finding.elements or replace(self, elements=True)._step(name, before, terms)[0].elements
-                    finding = replace(finding, touched=self._touched(name, shares.share) if shares else ())
+                if self.ordered and not tainted:
+                    finding = replace(finding, touched=self._touched(finding, before, terms))
                 if not tainted.isdisjoint(sources):
                     finding = replace(finding, wrong=False, words=f"after a wrong step, {UNKNOWN}: {finding.words}")
                 tainted.add(name)
@@ -141,10 +140,14 @@ class Values:
             findings[name] = finding
         return {name: findings[name] for name in names}
 
-    def _touched(self, name: str, share: Tensor) -> tuple[str, ...]:
-        """Which elements are wrong, and what they hold; `share` has each error over its tolerance."""
+    def _touched(self, finding: Finding, before: Off, length: int) -> tuple[str, ...]:
+        """Which elements of a step are wrong, and what they hold; nothing where no element is, or there are many."""
+        name, total = finding.name, finding.total
+        if total is None or not total.mismatches or not 0 < total.count <= MOST:
+            return ()
+        every = finding.elements or replace(self, elements=True)._step(name, before, length)[0].elements
         o, g = float64(self.observed.read(name)), float64(self.golden.read(name))
-        return touched(o, g, ((o - g).abs() / share).nan_to_num(0.0, 0.0, 0.0), {})
+        return touched(o, g, ((o - g).abs() / every.share).nan_to_num(0.0, 0.0, 0.0), {}) if every else ()
 
     def _step(self, name: str, before: Off, length: int) -> tuple[Finding, Off]:
         o, g = self.observed.read(name), self.golden.read(name)

@@ -354,12 +354,20 @@ class Context:
         """What operations of one kind are called: by themselves, or where all are a part of the same one of torch's;
         and which it is of several on a line."""
         op, inside = self.part.nodes[ids[0]].op.strip("_"), {self.composite_names.get(i) for i in ids}
-        several = [*dict.fromkeys(self._place(k) for k in self.computed if self._looks(k) == self._looks(ids[0]))]
+        several = self._written_alike.get(self._looks(ids[0]), [])
         same, ordinals = {self._place(i) for i in ids}, zip(ORDINALS, several if len(several) > 1 else (), strict=False)
         notes = [f"the {word} of the line" for word, place in ordinals if {place} == same]
         notes += [self.runs[ids[0]]] if len({*ids}) == 1 and ids[0] in self.runs else []
         which = f" ({', '.join(notes)})" * bool(notes)
         return (f"the {op} of {inside.pop()}" if len(inside) == 1 and None not in inside else op) + which
+
+    @cached_property
+    def _written_alike(self) -> dict[Any, list[Any]]:
+        """The places on its line of the operations that are written alike."""
+        found = dict[Any, dict[Any, None]]()
+        for i in self.computed:
+            found.setdefault(self._looks(i), {})[self._place(i)] = None
+        return {looks: [*places] for looks, places in found.items()}
 
     def _place(self, i: int) -> Any:
         """Which operation of its line's run it is."""
@@ -413,8 +421,11 @@ class Context:
     @cached_property
     def runs(self) -> dict[int, str]:
         """In which run of its line each operation is, in words; nothing of a line that runs once."""
-        several = (ids for ids in self.groups() if len(ids) > 1)
-        return {i: f"run {k} of {len(ids)}" for ids in several for k, i in enumerate(ids, 1)}
+        return {i: f"run {k} of {len(ids)}" for ids in self.loops() for k, i in enumerate(ids, 1)}
+
+    def loops(self) -> Iterator[list[int]]:
+        """Operations that are the same one of a line that runs several times."""
+        return (ids for ids in self.groups() if len(ids) > 1)
 
     def numbered(self) -> dict[tuple[str, int, Any], list[int]]:
         """The operations that have a number of the program's as an argument, by their kind, its place and itself."""
@@ -539,12 +550,7 @@ def operations(*names: str) -> Callable[[Context], Iterator[Node]]:
     return lambda c: (node for node in c.part.nodes if node.op in names)
 
 
-def _each_time(c: Context) -> Iterator[list[int]]:
-    """Operations that are the same one of a line each time that this runs."""
-    return (ids for ids in c.groups() if len(ids) > 1)
-
-
-@for_each(_each_time)
+@for_each(lambda c: c.loops())
 def carried_over(c: Context, ids: list[int]) -> Iterator[Way]:
     """What a line of a loop gives is that of the time before, or added to that, as in a buffer that is not cleared."""
     if c.real(ids[0]):

@@ -568,7 +568,8 @@ class _Search:
             return Failure(inputs, calls[-1].words, recorded, self._precision)
         reads = (x for name, x in tensors(inputs).items() if name not in self.report.out)
         given, precision = dict(zip(recorded.inputs, reads, strict=False)), _declared(self._precision, inputs)
-        failure, touched, unchecked = Failure(inputs, "", recorded, precision), calls[0].touched, list[str]()
+        failure, touched = Failure(inputs, "", recorded, precision), calls[0].touched
+        unchecked: list[str] = []
         chance = TRACE_FALSE_POSITIVES / (2 * self._examples)  # two calls
         for k, call in enumerate(calls):
             failure.words = call.words
@@ -588,7 +589,7 @@ class _Search:
                 words = [f"{found.first}: {finding.words}", *finding.touched, *words, *[touched] * bool(touched)]
                 failure.words = "; ".join(words)
                 return failure
-            unchecked = [f"{name}: {found.findings[name].words}" for name in found.unchecked]
+            unchecked += [f"{name}: {found.findings[name].words}" for name in found.unchecked]
         failure.words = touched
         if touched or not unchecked:
             return failure if touched else "examples"
