@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from labkit.session.catalogue import ROOT
-from whywrong import Precision, Table, Trace, assert_close, capture, golden, localise
+from whywrong import Precision, Table, Trace, assert_close, capture, golden, localise, step
 from whywrong.checking.findings import SHORT_TABLE
 from whywrong.reporting.command import main
 
@@ -106,6 +106,20 @@ def test_steps_of_a_loop_that_are_one_row_are_counted_each():
     report = localise({"given": X, **looped(X, 0.25)}, golden(looped, given=X), precision=FLOAT32)
     assert names(report) == ["given", "h.0 ... h.19"]
     assert names(report, full=True) == ["given", *(f"h.{k}" for k in range(20))]
+
+    def again(given):
+        for _ in range(4):
+            given = step("x", torch.tanh(given))
+        return given
+
+    made, name = {"given": X}, ""
+    for k in range(4):
+        name, value = f"x#{k + 1}" if k else "x", torch.tanh(made[name or "given"]) * (1.0 + 0.1 * (k > 1))
+        made[name] = value
+    found = localise(made, golden(again, given=X), precision=FLOAT32)
+    assert names(found) == ["given", "x ... x#4"]
+    assert found.loops == {"x ... x#4": ["x", "x#2", "x#3", "x#4"]}
+    assert found.table().rows[1][-1].startswith("wrong from 3 on: ")
 
     def both(given, weights):
         return looped(given) | chain(given, weights)

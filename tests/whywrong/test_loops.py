@@ -50,7 +50,8 @@ def test_a_buffer_that_is_not_cleared_is_one_explanation_for_all_times(
     golden = whywrong.golden(recurrence, **sequence)
     assert whywrong.localise(port(sequence, ROWS, every), golden, precision=FLOAT32).first is None
     result = whywrong.explain(port(sequence, 2, every), golden, precision=FLOAT32, seconds=60.0)
-    assert result.step == ("h.0 ... h.5" if every else "output")
+    assert result.step == ("h.2" if every else "output")
+    assert ("it explains h.0 ... h.5 together, which one line gives" in result.notes) == every
     (cause,) = result.causes
     assert cause.kind == "stale"
     assert "each result of mm (the second of the line) with u is added to that of the time before" in cause.says
@@ -91,6 +92,52 @@ def test_where_nothing_explains_a_step_other_lines_are_looked_at() -> None:
     result = whywrong.explain(steps, golden, precision=FLOAT32, seconds=20.0)
     assert not result.causes
     assert any(note.startswith("m.0, wrong by itself too: p is added, 0.001 times") for note in result.notes)
+
+
+def adam(p: torch.Tensor, g: torch.Tensor, corrected: bool = True) -> torch.Tensor:
+    m, v = torch.zeros_like(p), torch.zeros_like(p)
+    for t in range(1, 4):
+        m = 0.9 * m + 0.1 * g[t - 1]
+        v = 0.95 * v + 0.05 * g[t - 1] * g[t - 1]
+        first = m / (1 - 0.9**t) if corrected else m
+        second = v / (1 - 0.95**t) if corrected else v
+        p = whywrong.step(f"p.{t}", p - 0.01 * first / (second.sqrt() + 1e-8))
+    return p
+
+
+def test_what_explains_one_time_alone_is_no_cause_where_something_explains_all() -> None:
+    """After one time Adam without its corrections is the same as with other numbers; after three it is not."""
+    generator = torch.Generator().manual_seed(8)
+    given = {"p": torch.randn(7, 5, generator=generator), "g": torch.randn(3, 7, 5, generator=generator)}
+    golden = whywrong.golden(adam, **given)
+    wrong = whywrong.capture(lambda p, g: adam(p, g, corrected=False), **given)
+    result = whywrong.explain({**given, **{f"p.{t}": wrong[f"p.{t}"] for t in (1, 2, 3)}}, golden, precision=FLOAT32)
+    (cause,) = result.causes
+    assert (result.step, result.others) == ("p.1", [])
+    assert (
+        cause.says == "each div is left out: each v passes as it is; and each div is left out: each m passes as it is"
+    )
+    assert "it explains p.1 ... p.3 together, which one line gives" in result.notes
+
+
+def test_words_that_explain_the_first_step_stay_if_they_explain_all() -> None:
+    """Of equivalent mutations the same leads; a number that is fitted to all replaces none that needed no fit."""
+    generator = torch.Generator().manual_seed(9)
+    given = {"x": torch.randn(6, 5, generator=generator), "w": torch.randn(5, 5, generator=generator)}
+
+    def passes(x: torch.Tensor, w: torch.Tensor, sign: float = 1.0) -> torch.Tensor:
+        for t in range(3):
+            e = x @ w
+            x = whywrong.step(f"x.{t}", x + 0.1 * sign * torch.tanh(e))
+        return x
+
+    golden = whywrong.golden(passes, **given)
+    wrong = whywrong.capture(lambda x, w: passes(x, w, sign=-1.0), **given)
+    alone = {**given, "x.0": wrong["x.0"]}
+    (one,) = whywrong.explain(alone, golden, precision=FLOAT32).causes
+    (cause,) = whywrong.explain({**alone, "x.1": wrong["x.1"], "x.2": wrong["x.2"]}, golden, precision=FLOAT32).causes
+    assert cause.says.replace("each ", "") == one.says
+    assert cause.line == one.line
 
 
 def trained(rate: float, dtype: torch.dtype, by: float = 1.0) -> dict[str, torch.Tensor]:

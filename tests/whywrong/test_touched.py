@@ -185,3 +185,28 @@ def test_a_plain_dump_says_which_elements_are_wrong_and_what_they_hold():
     assert (
         localise(right | {"b": wrong["zero"]}, right).touched[0] == "wrong are all elements from 24 on of dimension 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        (
+            lambda h: h.permute(2, 0, 1).bfloat16(),
+            "it holds the golden's numbers with the dimensions in the order 2, 0, 1",
+        ),
+        (torch.flatten, "it holds the golden's numbers in the same order"),
+        (lambda h: torch.flip(h, (0,)).flatten(), ""),
+        (lambda h: h[1:], ""),
+    ],
+    ids=["permuted", "flat", "flat_and_turned", "some_rows"],
+)
+def test_a_step_of_another_shape_is_said_to_hold_the_same_numbers_where_it_does(stored, words):
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 4, 6), torch.randn(6, 5)
+    recorded = golden(lambda x, w: step("h", x @ w), x=x, w=w)
+    plain = whywrong.Trace({"x": x, "h": x @ w})
+    said = f"shape: observed {(*stored(x @ w).shape,)}, golden (3, 4, 5)"
+    for reference, given in ((recorded, {"x": x, "w": w}), (plain, {"x": x})):
+        found = localise({**given, "h": stored(x @ w)}, reference, precision=Precision("float32")).findings["h"]
+        assert found.words.endswith(said)
+        assert found.touched == ((words,) if words else ())

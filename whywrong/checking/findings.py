@@ -212,7 +212,7 @@ class Localisation:
     @property
     def loops(self) -> dict[str, list[str]]:
         """The steps that one line of a loop computes, by what they are called together: "h.0 ... h.9"."""
-        return {_several(some): [f.name for f in some] for some in self._repeated() if len(some) > 1}
+        return {several([f.name for f in some]): [f.name for f in some] for some in self._repeated(2) if len(some) > 1}
 
     def folded(self, names: list[str]) -> str:
         """Names in a sentence, the first of many; of neighbours in a loop the first and the last."""
@@ -224,16 +224,16 @@ class Localisation:
                     said[loop[first]] = f"{loop[first]} ... {loop[last]}"
         return first_of(said.values())
 
-    def _repeated(self) -> list[list[Finding]]:
+    def _repeated(self, fewest: int = FEWEST_IN_A_LOOP) -> list[list[Finding]]:
         """The findings, those of steps together that one line computes, and whose names differ in one number."""
         groups: dict[Any, list[Finding]] = {}
         for name, finding in self.findings.items():
-            line, numbers = self.lines.get(name), re.findall(r"\d+", name)
-            alike = (line, re.sub(r"\d+", "#", name), finding.total is None) if line and numbers else name
+            line = self.lines.get(name)
+            alike = (line, re.sub(r"\d+", "0", _counted(name)), finding.total is None) if line else name
             groups.setdefault(alike, []).append(finding)
-        several = {id(f) for some in groups.values() if len(some) >= FEWEST_IN_A_LOOP and _varying(some) for f in some}
-        some = ([f] for f in self.findings.values() if id(f) not in several)
-        loops = (each for each in groups.values() if id(each[0]) in several)
+        looped = {id(f) for some in groups.values() if len(some) >= fewest and _varying(some) for f in some}
+        some = ([f] for f in self.findings.values() if id(f) not in looped)
+        loops = (each for each in groups.values() if id(each[0]) in looped)
         place = {name: k for k, name in enumerate(self.findings)}
         return sorted([*some, *loops], key=lambda each: place[each[0].name])
 
@@ -245,9 +245,9 @@ class Localisation:
         return "\n".join([str(self.table()), *map(printable, (self.assumed, *self.notes, self.verdict))])
 
 
-def _several(some: list[Finding]) -> str:
+def several(names: list[str]) -> str:
     """What several steps of one line are called together."""
-    return f"{some[0].name} ... {some[-1].name}"
+    return f"{names[0]} ... {names[-1]}"
 
 
 def _share(f: Finding) -> float:
@@ -272,9 +272,14 @@ def _row(f: Finding, first: str | None) -> tuple[str, ...]:
     return (f.name, largest, share, structure, number(f.inherited), words)
 
 
+def _counted(name: str) -> str:
+    """A step's name with the number of its time: the first of one name has none."""
+    return name if "#" in name else f"{name}#1"
+
+
 def _varying(some: list[Finding]) -> list[str]:
     """The number in which the names of steps differ, of each; nothing where they differ in several."""
-    numbers = list(zip(*(re.findall(r"\d+", f.name) for f in some), strict=True))
+    numbers = list(zip(*(re.findall(r"\d+", _counted(f.name)) for f in some), strict=True))
     differ = [list(each) for each in numbers if len({*each}) > 1]
     return differ[0] if len(differ) == 1 else []
 
@@ -295,7 +300,7 @@ def _loop(some: list[Finding], first: str | None) -> tuple[str, ...]:
     off = max(some, key=lambda f: f.total.max_abs if f.total else 0.0)
     columns = _row(worst, first)
     largest = columns[1] if "NaN" in columns[1] else _row(off, first)[1]
-    return (_several(some), largest, *columns[2:-1], which + rows[some.index(shown)][-1])
+    return (several([f.name for f in some]), largest, *columns[2:-1], which + rows[some.index(shown)][-1])
 
 
 def reason(comparison: Comparison, structure: Structure | None) -> str:

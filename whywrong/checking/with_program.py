@@ -38,7 +38,7 @@ from whywrong.comparing.precision import (
 )
 from whywrong.comparing.relation import DIFFERS, relation
 from whywrong.comparing.structure import Null, Structure, structure
-from whywrong.comparing.touched import touched
+from whywrong.comparing.touched import rearranged, touched
 from whywrong.errors import UsageError, did_you_mean, first_line
 from whywrong.process_state import SMALL
 from whywrong.recording.golden import GRADIENT, Golden
@@ -120,7 +120,8 @@ class Rerun:
         for name, observed in self._misshapen.items():
             total, given = compare(observed, self._golden[name]), nodes[steps[name]].func == INPUT
             words = self._not_given(name, total) if given else f"{OWN}: {reason(total, None)}"
-            findings[name] = Finding(name, total, wrong=True, diverges=True, words=words)
+            holds = rearranged(observed, self._golden[name])
+            findings[name] = Finding(name, total, wrong=True, diverges=True, words=words, touched=holds)
         numbers, last = set(present.values()), max(present.values())
         missing = {name: i for name, i in steps.items() if i not in numbers and nodes[i].func != INPUT}
         findings |= {name: absent(name, after_all=i > last) for name, i in missing.items()}

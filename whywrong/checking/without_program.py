@@ -37,7 +37,7 @@ from whywrong.comparing.elements import Block, Elements
 from whywrong.comparing.precision import UNIT_ROUNDOFF, Precision, half_ulp, name_of, stored
 from whywrong.comparing.statistics import Statistics, combine
 from whywrong.comparing.structure import Structure, Test
-from whywrong.comparing.touched import MOST, touched
+from whywrong.comparing.touched import MOST, rearranged, touched
 from whywrong.console import with_progress
 from whywrong.recording.steps import Trace
 from whywrong.tables import number
@@ -143,6 +143,8 @@ class Values:
     def _touched(self, finding: Finding, before: Off, length: int) -> tuple[str, ...]:
         """Which elements of a step are wrong, and what they hold; nothing where no element is, or there are many."""
         name, total = finding.name, finding.total
+        if total is not None and total.count < 0:
+            return rearranged(self.observed.read(name), self.golden.read(name))
         if total is None or not total.mismatches or not 0 < total.count <= MOST:
             return ()
         every = finding.elements or replace(self, elements=True)._step(name, before, length)[0].elements

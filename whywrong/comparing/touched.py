@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import combinations, islice, permutations
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ MOST_OF_MATRIX = 1 << 16
 """Elements up to which the rank of an error is computed."""
 LEFT = 0.1
 """Share of the error, its norm, that may be left by what wrong elements are said to hold."""
+MOST_DIMENSIONS = 5
+"""Dimensions of a step up to which all their orders are tried."""
 FEW_COLUMNS = 6
 """Columns of an input, such as the corners of boxes, up to which each is a number of its row."""
 
@@ -53,6 +55,21 @@ def touched(
     if not bool(wrong.any()):
         return ()
     return (*_places(wrong, e, given), *_Held(o, e, limit, wrong).sentences({**given, **(others or {})}))
+
+
+def rearranged(observed: Tensor, expected: Tensor) -> tuple[str, ...]:
+    """How `observed`, of another shape, holds the numbers of `expected`, if it does."""
+    size = float(expected.double().norm())
+    if observed.numel() != expected.numel() or not size or expected.ndim > MOST_DIMENSIONS:
+        return ()
+    flat = observed.double().reshape(-1)
+    for dims in permutations(range(expected.ndim)):
+        moved = expected.permute(dims).reshape(-1)
+        if float((flat - moved.to(flat)).norm()) <= LEFT * size:
+            plain = dims == (*range(expected.ndim),)
+            order = "in the same order" if plain else f"with the dimensions in the order {', '.join(map(str, dims))}"
+            return (f"it holds the golden's numbers {order}",)
+    return ()
 
 
 def _places(wrong: Tensor, right: Tensor, given: Given) -> Iterator[str]:

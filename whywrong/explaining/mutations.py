@@ -334,9 +334,11 @@ class Context:
         i, *others = dict.fromkeys(ids)
         node = self.part.nodes[i]
         if others:
-            result = f"result of {self.operation(*ids)}"
-            names = {self.variables.get(self.part.origin[k], result) for k in ids}
-            return f"each {names.pop() if len(names) == 1 else result}"
+            computed = [k for k in ids if self.part.nodes[k].func not in GIVEN]
+            known = {**self.variables, **self.steps}
+            names = {known.get(self.part.origin[k], "").partition("#")[0] for k in ids}
+            name = names.pop() if len(names) == 1 else ""
+            return f"each {name or f'result of {self.operation(*(computed or ids))}'}"
         if i not in self.part.names and self.part.origin[i] in self.steps:
             return self.steps[self.part.origin[i]]
         if i not in self.part.names and node.op == "select" and node.args[1] == 0:

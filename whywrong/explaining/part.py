@@ -107,7 +107,7 @@ class Part:
         number: dict[int, int] = {}
         for k in sorted({*observed, *golden.program.cone([target], known)}, key=lambda k: (k not in rivals, k)):
             constant = Node(k, CONSTANT, shape=nodes[k].shape, dtype=nodes[k].dtype)
-            number[k] = _append(self.program, constant if k in observed else nodes[k], number, values)
+            number[k] = self.program.copy(constant if k in observed else nodes[k], number, values)
         self.program.inside = {number[k] for k in golden.program.inside & number.keys()}
         self.names = {number[k]: known[k] for k in observed} | {number[target]: step}
         self.target, self.origin = number[target], {new: old for old, new in number.items()}
@@ -178,7 +178,7 @@ class Part:
         """This part as a golden with `edits` in place: recorded, so that their own rounding can be simulated."""
         program, number, given = Program(), dict[int, int](), self.given
         for node in sorted(self.nodes, key=lambda node: node.id not in given):
-            number[node.id] = _append(program, node, number, self.values)
+            number[node.id] = program.copy(node, number, self.values)
             if node.id in edits and node.id not in given:
                 number[node.id] = self._splice(program, node, edits[node.id], number)
             if [node.id] == given[-1:]:  # these may take each other's place
@@ -199,7 +199,7 @@ class Part:
         mini, last = recorder.program, recorder.number(result)
         number = {inner: outer[p] for p, inner in inputs.items()}
         for each in (each for each in mini.nodes[: last + 1] if each.id not in inputs.values()):
-            number[each.id] = _append(program, each, number, mini.values)
+            number[each.id] = program.copy(each, number, mini.values)
             program.nodes[-1].dtype = node.dtype if each.id == last else each.dtype
             if node.id in self.program.inside or (each.id in mini.inside and each.id != last):
                 program.inside.add(number[each.id])
@@ -226,12 +226,3 @@ def _shape(x: Tensor) -> Tensor:
 def _replaced(ref: Ref, old: int, new: int) -> Ref:
     """A reference to `new` in place of one to `old`."""
     return Ref(new) if ref.id == old else ref
-
-
-def _append(program: Program, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:
-    """A copy of an operation at the end of a program, its references by `number`; an input's or a constant's value."""
-    args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
-    program.nodes.append(Node(len(program.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
-    if node.func in (INPUT, CONSTANT):
-        program.values[len(program.nodes) - 1] = values[node.id]
-    return len(program.nodes) - 1

@@ -80,15 +80,20 @@ def one_way(c: Context, mutation: Mutation) -> Iterator[Mutation]:
         yield replace(mutation, says=says, edits=edits, rank=mutation.rank + 1)
 
 
+def unnamed(c: Context, mutation: Mutation) -> tuple[str, str]:
+    """What a mutation has in common with the same one of another value: its kind, and its words without names."""
+    ids, says = [*mutation.edits], mutation.says
+    taken = zip(*(c.part.nodes[i].parents for i in ids), strict=False)
+    for name in (c.called(*ids), *(c.called(*several) for several in taken)):
+        says = re.sub(rf"\b{re.escape(name)}(?!\w)", "it", says)
+    return mutation.kind, says
+
+
 def twins(c: Context, mutations: Iterable[Mutation]) -> Iterator[Mutation]:
     """The same change of two values, each of which has been tried alone."""
     groups: dict[Any, list[Mutation]] = {}
     for mutation in mutations:
-        ids, says = [*mutation.edits], mutation.says
-        taken = zip(*(c.part.nodes[i].parents for i in ids), strict=False)
-        for name in (c.called(*ids), *(c.called(*several) for several in taken)):
-            says = re.sub(rf"\b{re.escape(name)}(?!\w)", "it", says)
-        groups.setdefault((mutation.kind, says), []).append(mutation)
+        groups.setdefault(unnamed(c, mutation), []).append(mutation)
     for group in groups.values():
         for a, b in itertools.combinations(group, 2):
             if {*a.edits}.isdisjoint(b.edits):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from whywrong.checking.alignment import renamed
-from whywrong.checking.findings import Localisation
+from whywrong.checking.findings import Localisation, several
 from whywrong.checking.localise import localise
 from whywrong.checking.with_program import bounded
 from whywrong.comparing.precision import INTEGERS, Precision, half_ulp, name_of
@@ -48,6 +48,7 @@ from whywrong.explaining.partly import (
     subsets,
     summed,
     twins,
+    unnamed,
 )
 from whywrong.explaining.residual import FARTHEST, Residual
 from whywrong.explaining.slices import Slices, large, sampled
@@ -158,9 +159,11 @@ def explain(
     if step not in loops and _without_search(golden, trace, reports, result):
         return result
     if step in loops:
-        return _together(golden, trace, report, step, seconds)
-    _searched(golden, trace, traces, report.precision, seconds, result)
-    return result if result.causes else _elsewhere(golden, trace, report, seconds, result)
+        return _together(golden, trace, report, report.loops[step], seconds, {})
+    until = time.monotonic() + 2.0 * seconds
+    fitted = _searched(golden, trace, traces, report.precision, seconds, result)
+    found = _throughout(golden, trace, report, seconds, result, fitted)
+    return found if found.causes else _elsewhere(golden, trace, report, until, found)
 
 
 def _without_search(golden: Golden, observed: Trace, reports: list[Localisation], result: Explanation) -> bool:
@@ -168,7 +171,8 @@ def _without_search(golden: Golden, observed: Trace, reports: list[Localisation]
     what it holds, or a step that not all runs have wrong."""
     step, report = str(result.step), result.report or reports[0]
     if (total := report.findings[step].total) is None or total.count < 0:
-        result.notes.append(f"{step}: {report.findings[step].words}; there are no numbers to reproduce")
+        said = "; ".join((report.findings[step].words, *report.findings[step].touched))
+        result.notes.append(f"{step}: {said}; there are no numbers to reproduce")
         return True
     node = golden.program.nodes[golden.steps[step]]
     if node.func == INPUT:
@@ -192,15 +196,27 @@ def _held(golden: Golden, x: Tensor, parameter: str) -> str:
     return next(holders(x, others), "")
 
 
-def _elsewhere(golden: Golden, trace: Trace, report: Localisation, seconds: float, result: Explanation) -> Explanation:
-    """Where nothing explains a step: one explanation for all that its line computes in a loop; else, as notes, what
-    explains the first wrong steps of other lines."""
-    until = time.monotonic() + seconds
-    whole, loop = next(((name, loop) for name, loop in report.loops.items() if result.step in loop), ("", []))
-    if len({*loop}.intersection(result.others)):
-        together = _together(golden, trace, report, whole, seconds / 2.0)
-        if together.causes:
-            return together
+def _throughout(
+    golden: Golden, trace: Trace, report: Localisation, seconds: float, result: Explanation, known: _Known
+) -> Explanation:
+    """Where a loop's line gave others that are wrong by themselves too: what explains all that it gave, if anything
+    does, since more than one mutation may fit a single one."""
+    step = str(result.step)
+    loop = next((loop for loop in report.loops.values() if step in loop), [])
+    if {*loop}.isdisjoint(result.others):
+        return result
+    every = _together(golden, trace, report, loop, seconds / 2.0, known)
+    if not every.causes:
+        return result
+    notes, tried = (
+        [*every.notes, f"it explains {every.step} together, which one line gives"],
+        result.tried + every.tried,
+    )
+    return replace(every, step=step, notes=notes, tried=tried, blind_to=result.blind_to)
+
+
+def _elsewhere(golden: Golden, trace: Trace, report: Localisation, until: float, result: Explanation) -> Explanation:
+    """Where nothing explains a step: as notes, what explains the first wrong steps of other lines."""
     first = {report.lines.get(name, name): name for name in reversed([str(result.step), *result.others])}
     for name in (name for name in result.others if name in first.values() and golden[name].is_floating_point()):
         if (left := until - time.monotonic()) > 0.0:
@@ -210,34 +226,52 @@ def _elsewhere(golden: Golden, trace: Trace, report: Localisation, seconds: floa
     return result
 
 
-def _together(golden: Golden, trace: Trace, report: Localisation, whole: str, seconds: float) -> Explanation:
-    """One explanation for all steps of a loop, which are one step, from what comes before the first of them."""
-    loop = [name for name in report.loops[whole] if name in trace]
-    loop = [name for name in loop if trace.read(name).shape == golden[loop[0]].shape]
+def _together(
+    golden: Golden, trace: Trace, report: Localisation, loop: list[str], seconds: float, known: _Known
+) -> Explanation:
+    """One explanation for all steps of a line, each from what was observed before it."""
+    whole = several(loop)
+    loop = [name for name in loop if name in trace and trace.read(name).shape == golden[loop[0]].shape]
     numbers = {golden.steps[name] for name in loop}
+    before = set(golden.program.cone(numbers, ()))
     later = {n for n, i in golden.steps.items() if not numbers.isdisjoint(golden.program.cone([i], ()))}
+    later = {n for n in later if golden.steps[n] not in before}  # they have the fault in them, and are no evidence
     steps = Trace({name: trace[name] for name in trace.names if name not in later})
     steps.add(whole, torch.stack([trace.read(name) for name in loop]))
-    others = [name for name in report.own if name not in later]
+    others = [name for name in report.own if name not in loop]
     result = Explanation(whole, NONE, others=others, report=report)
-    _searched(golden.stacked(loop, whole), steps, [], report.precision, seconds, result)
+    _searched(golden.stacked(loop, whole), steps, [], report.precision, seconds, result, known)
     return result
 
 
 def _searched(
-    golden: Golden, seen: Trace, others: list[Trace], rules: Precision, seconds: float, result: Explanation
-) -> None:
-    """Search for why one step is wrong, and write what is found into `result`."""
+    golden: Golden,
+    seen: Trace,
+    others: list[Trace],
+    rules: Precision,
+    seconds: float,
+    result: Explanation,
+    known: _Known | None = None,
+) -> _Known:
+    """Search for why one step is wrong, and write what is found into `result`; the mutations that fit.
+
+    Those that are `known` are tried first, and the words that led lead again; nor is a number or noise fitted then.
+    """
     there = golden[str(result.step)]
     with few_threads(there.numel()):
         golden = golden.to(there.device)  # constants too, which are recorded where they were made
         try:
-            search = _Search(golden, seen, others, rules, seconds, result)
+            search = _Search(golden, seen, others, rules, seconds, result, known or {})
         except NotRunError as error:
             result.notes.append(f"{result.step}: {error}; what was observed before the step has such")
-            return
+            return {}
         search.run()
         search.progress.close()
+        return search.fitted
+
+
+_Known = dict[tuple[Any, ...], bool]
+"""Mutations, as :meth:`_Search._key` names them, and whether they led those that are the same."""
 
 
 class _Candidate(NamedTuple):
@@ -272,9 +306,17 @@ class _Search:
     """The search for why one step is wrong. What it finds goes into `result`; nothing else changes."""
 
     def __init__(
-        self, golden: Golden, seen: Trace, others: list[Trace], rules: Precision, seconds: float, result: Explanation
+        self,
+        golden: Golden,
+        seen: Trace,
+        others: list[Trace],
+        rules: Precision,
+        seconds: float,
+        result: Explanation,
+        known: _Known,
     ) -> None:
-        self._step, self._result, self._others = str(result.step), result, others
+        self._step, self._result, self._others, self._known = str(result.step), result, others, known
+        self.fitted: _Known = {}
         self.progress = Progress()
         self._part = Part(golden, seen, self._step)
         if self._part.device.type != "cpu" and not large(self._part):  # launches take longer than the work
@@ -328,24 +370,19 @@ class _Search:
             says = "is NaN or infinite wherever the reference is finite: was its memory written at all?"
             result.notes += [f"{self._step} {says}"]
             return
-        numbers = self._allowed is not None
         for region, mutation in self._unwritten():
             self._try([mutation], same, region.bits * bool(self._observed[self._residual.wrong].isfinite().all()))
-        self._try(self._mutations(), same)
-        fits = self._fitting()
-        usual = {c.mutation.kind for c, _ in fits if c.mutation.rank < 2}
-        if usual <= {"constant", "scale", "ddof", "shift"}:  # or none: another number, or a part of a sum, may fit
-            self._try(self._fitted())
-            self._sums()
+        fits, narrower = list[tuple[_Candidate, float]](), list[Cause]()
+        if self._known:
+            some = [
+                m for m in self._counted(mutations(self._context)) if self._key(m) in self._known and self._of_all(m)
+            ]
+            if not {key for key, led in self._known.items() if led} <= {*map(self._key, some)}:
+                return  # what led cannot be said of all, and so is not refuted
+            self._try(some, same)
             fits = self._fitting()
-        narrower = self._narrower() if numbers and not fits else []
-        stages = (self._terms, self._twins, self._solved, self._later, self._inside, self._one_way)
-        for k, stage in enumerate(stages if not fits and not narrower else ()):
-            now = time.monotonic()
-            self._until = now + (self._last - now) / (len(stages) - k + 1)
-            stage()
-            if fits := self._fitting():
-                break
+        if not fits:
+            fits, narrower = self._found(same)
         result.causes = self._distinct(fits) or narrower
         result.verdict = NONE if not result.causes else CAUSE if len(result.causes) == 1 else UNDECIDABLE
         if not result.causes:
@@ -355,6 +392,35 @@ class _Search:
         if errors := self._context.errors:
             says = f"{len(errors)} mutations could not be made or run, the first: {errors[0]}"
             result.notes.append(f"{says} (logger whywrong, level DEBUG, has each)")
+
+    def _key(self, m: Mutation) -> tuple[Any, ...]:
+        """A mutation of one run of a line, or of each: kind, lines, words."""
+        kind, says = unnamed(self._context, m)
+        return kind, says.replace("each ", ""), *sorted({self._part.nodes[i].site for i in m.edits})
+
+    def _of_all(self, m: Mutation) -> bool:
+        """Whether a mutation reaches every one of the steps that are looked at together."""
+        reached, target = self._part.downstream(*m.edits), self._part.target
+        return target in m.edits or set(self._part.nodes[target].parents) <= {*reached}
+
+    def _found(self, same: dict[str, list[Mutation]]) -> tuple[list[tuple[_Candidate, float]], list[Cause]]:
+        """The mutations that fit; where none does, the type of fewer digits that would give such an error."""
+        self._try(self._mutations(), same)
+        fits, fit = self._fitting(), not self._known
+        usual = {c.mutation.kind for c, _ in fits if c.mutation.rank < 2}
+        if usual <= {"constant", "scale", "ddof", "shift"}:  # or none: another number, or a part of a sum, may fit
+            self._try(self._fitted() if fit else ())
+            self._sums()
+            fits = self._fitting()
+        narrower = self._narrower() if fit and self._allowed is not None and not fits else []
+        stages = (self._terms, self._twins, *[self._solved] * fit, self._later, self._inside, self._one_way)
+        for k, stage in enumerate(stages if not fits and not narrower else ()):
+            now = time.monotonic()
+            self._until = now + (self._last - now) / (len(stages) - k + 1)
+            stage()
+            if fits := self._fitting():
+                break
+        return fits, narrower
 
     def _mutations(self) -> Iterable[Mutation]:
         """All mutations, which are counted; of a large step in batches that run at once, those first that are likely
@@ -879,6 +945,7 @@ class _Search:
         kind, rank = ordered[0][0].mutation.kind, ordered[0][0].order[0]
         alike = [fit for fit in ordered if fit[0].mutation.kind == kind and fit[0].order[0] <= rank + PER_RANK]
         first = min(alike, key=lambda fit: fit[0].order[0] + self._which(fit[0].mutation))
+        first = next((fit for fit in ordered if self._known.get(self._key(fit[0].mutation))), first)
         return [first, *(fit for fit in ordered if fit is not first)]
 
     def _distinct(self, fits: list[tuple[_Candidate, float]]) -> list[Cause]:
@@ -894,11 +961,14 @@ class _Search:
             same.append((candidate, share))
         left: dict[str, Cause] = {}  # of one number, those that fit are one cause
         for (candidate, share), *rest in (self._simplest_first(same) for *_, same in classes):
+            equivalent = [*(each for each, _ in rest), *self._equivalent(candidate, fits)]
+            self.fitted |= {self._key(each.mutation): False for each in equivalent}
+            self.fitted[self._key(candidate.mutation)] = True
             mutation = candidate.says()
             number, has, _ = mutation.says.partition(" has ")
             number = number if has else f"{mutation.kind}: {mutation.says}"
             cause = left.get(number, self._cause(mutation, share))
-            others = [each.says() for each in [*(each for each, _ in rest), *self._equivalent(candidate, fits)]]
+            others = [each.says() for each in equivalent]
             also = (*cause.also, *(f"{m.kind}: {m.says}" for m in others))
             lines = dict.fromkeys((*cause.elsewhere, *(self._cause(m, 0.0).line for m in others)))
             elsewhere = tuple(line for line in lines if ":" in line and line != cause.line)

@@ -123,14 +123,26 @@ class Golden:
         return replace(self, steps=self.steps | {name: self.operations[name] for name in names})
 
     def stacked(self, names: list[str], step: str) -> Golden:
-        """The same golden with one `step` in place of several of one shape and dtype, along a new first dimension."""
-        program = replace(self.program, nodes=[*self.program.nodes])
-        numbers = [self.steps[name] for name in names]
-        first = program.nodes[numbers[0]]
-        number = program.add(torch.ops.aten.stack.default, ([*map(Ref, numbers)],), shape=(len(names), *first.shape))
-        program.nodes[number].dtype, program.nodes[number].site = first.dtype, first.site
-        others = {name: i for name, i in self.steps.items() if name not in names}
-        return replace(self, program=program, steps=others | {step: number}, known={})
+        """The same golden with one more `step`: those of `names`, of one shape and dtype, along a new first dimension.
+
+        What comes after one of them is computed from a copy of it, which has its name: so each can be computed from the
+        others as they were observed.
+        """
+        program, at, number = Program(), dict[int, int](), dict[int, int]()
+        some = [self.steps[name] for name in names]
+        first = self.program.nodes[some[0]]
+        for node in self.program.nodes:
+            at[node.id] = number[node.id] = program.copy(node, number, self.program.values)
+            if node.id in some:
+                again = replace(node, func=torch.ops.aten.alias.default, args=(Ref(node.id),), kwargs={})
+                number[node.id] = program.copy(again, number, {})
+        program.inside, program.backward = ({at[i] for i in s} for s in (self.program.inside, self.program.backward))
+        stack = program.add(
+            torch.ops.aten.stack.default, ([Ref(at[i]) for i in some],), shape=(len(some), *first.shape)
+        )
+        program.nodes[stack].dtype, program.nodes[stack].site = first.dtype, first.site
+        steps, operations = ({n: m[i] for n, i in s.items()} for s, m in ((self.steps, number), (self.operations, at)))
+        return replace(self, program=program, steps=steps | {step: stack}, operations=operations, known={})
 
     def trace(self) -> Trace:
         """The steps as a trace, float64; of two names for one tensor the first."""

@@ -122,6 +122,15 @@ class Program:
             self.values[node.id] = widened(value)
         return node.id
 
+    def copy(self, node: Node, number: Mapping[int, int], values: Mapping[int, Any]) -> int:
+        """Append a copy of an operation of another program, whose numbers here are in `number`, and of an input's or a
+        constant's value; returns its number."""
+        args, kwargs = tree_map_only(Ref, lambda r: Ref(number[r.id]), (node.args, node.kwargs))
+        self.nodes.append(Node(len(self.nodes), node.func, args, kwargs, node.shape, node.dtype, node.site))
+        if node.func in (INPUT, CONSTANT):
+            self.values[len(self.nodes) - 1] = values[node.id]
+        return len(self.nodes) - 1
+
     def narrows(self, number: int) -> bool:
         """Whether an operation is a cast to a narrower type."""
         node = self.nodes[number]
