@@ -25,11 +25,11 @@ from whywrong.files import write_text
 SCHEMA = 1
 RESULTS = ROOT / "data" / "results"
 PACKAGES = ("torch", "triton", "numpy", "scipy", "numba", "nvmath-python", "nvidia-cublas", "papermill", "ipykernel")
-NATIVE_SUFFIXES = (".cu", ".cuh", ".cpp", ".h")
+NATIVE_SUFFIXES, DATA_SUFFIXES = (".cu", ".cuh", ".cpp", ".h"), (".csv", ".jsonl")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)', re.MULTILINE)
 
-WORDS = ("claims.py", "figures.py")
-"""Files of a kernels' folder that describe or plot measurements: no test of a kernel on a GPU depends on them."""
+WORDS = ("claims.py", "figures.py", *DATA_SUFFIXES)
+"""Ends of the names of files that describe, plot or hold measurements: no test of a kernel on a GPU depends on them."""
 
 
 def _digest(content: bytes) -> str:
@@ -48,14 +48,15 @@ def hash_of(package: str) -> str:
 
 
 def made_by(*code: str, without: Collection[str] = ()) -> str:
-    """A hash of the files below kernels/ that Python code depends on: what it imports, builds or includes, recursively.
+    """A hash of the files that Python code depends on: what it imports, builds or includes below kernels/, recursively,
+    and what it reads of data/results/.
 
-    Files whose names are in `without` are skipped. Imports inside functions count too.
+    Files whose names end in one of `without` are skipped. Imports inside functions count too.
     """
     files, waiting = set[Path](), [(ROOT / "code.py", text) for text in code]
     while waiting:
         for path in _references(*waiting.pop()):
-            if path not in files and path.name not in without and path.is_file():
+            if path not in files and not path.name.endswith(tuple(without)) and path.is_file():
                 files.add(path)
                 waiting.append((path, path.read_text(encoding="utf-8")))
     return _hash(files)
@@ -68,14 +69,14 @@ def _references(path: Path, code: str) -> Iterator[Path]:
             yield from (path.parent / name, *(ROOT / "kernels").glob(f"*/{name}"))
         return
     with suppress(SyntaxError):  # a cell in another language
-        for node in ast.walk(ast.parse(code)):
+        for node in ast.walk(ast.parse(code)) if path.suffix == ".py" else ():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}", *(f"{node.module}.{name}" for name in names)]
             for module in (ROOT.joinpath(*name.split(".")) for name in names if name.split(".")[0] == "kernels"):
                 yield from (module.with_suffix(".py"), module / "__init__.py", module.parent / "__init__.py")
-            if isinstance(node, ast.Constant) and str(node.value).endswith(NATIVE_SUFFIXES):
-                yield path.parent / str(node.value)
+            if isinstance(node, ast.Constant) and str(node.value).endswith(NATIVE_SUFFIXES + DATA_SUFFIXES):
+                yield from (path.parent / str(node.value), RESULTS / str(node.value))
 
 
 def sources(book: Notebook) -> dict[str, str]:

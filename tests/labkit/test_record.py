@@ -14,10 +14,13 @@ from whywrong.errors import UsageError
 
 def test_a_hash_is_of_what_code_imports_builds_and_includes(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "data")
     files = {
+        "data/rows.jsonl": "{}", "data/other.jsonl": "{}",
         "kernels/__init__.py": "", "kernels/one/__init__.py": "", "kernels/one/claims.py": "WORDS = 1",
         "kernels/one/used.py": "def later():\n    from kernels.one import deep, claims\nbuild(FOLDER / 'api.cu')",
-        "kernels/one/deep.py": "import os", "kernels/one/bench.py": "", "kernels/one/api.cu": '#include "part.cuh"',
+        "kernels/one/deep.py": "import os\nROWS = 'rows.jsonl'", "kernels/one/bench.py": "",
+        "kernels/one/api.cu": '#include "part.cuh"',
         "kernels/one/part.cuh": "#include <host.h>", "kernels/host/host.h": "", "kernels/one/other.cuh": "",
     }  # fmt: skip
     for name, text in files.items():
@@ -28,9 +31,12 @@ def test_a_hash_is_of_what_code_imports_builds_and_includes(tmp_path, monkeypatc
     assert before != without
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
-        assert (record.made_by(*code) != before) == (name.split("/")[-1] not in ("bench.py", "other.cuh")), name
+        assert (record.made_by(*code) != before) == (
+            name.split("/")[-1] not in ("bench.py", "other.cuh", "other.jsonl")
+        ), name
         (tmp_path / name).write_text(text)
     (tmp_path / "kernels/one/claims.py").write_text("WORDS = 2")
+    (tmp_path / "data/rows.jsonl").write_text("[]")
     assert record.made_by(*code, without=record.WORDS) == without
 
 

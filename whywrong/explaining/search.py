@@ -123,12 +123,13 @@ def explain(
     that is wrong in only some of them is a race, or reads memory that was never written. `step` is another wrong step
     to look at, or all that a loop's line computes, as the table calls them ("h.0 ... h.9"); `report` is what
     :func:`whywrong.localise` found of the first run, where that is known. `seconds` is about how long the search may
-    take, a half of it to try; where nothing fits, as long again is for what the steps of a loop have in common, and
-    for other wrong steps. Each mutation is run in float64 on what was observed before the step; the nearest are
-    checked against the tolerance of the mutated program. Mutations that agree on sampled inputs
-    too are one cause, identified by the simplest. Several that do not are `undecidable`, and `separate` has inputs on
-    which they differ. No cause is reported that did not reproduce the observed values within its tolerance; of a step
-    of more than 2^26 multiplications the tolerance is that of some slices, and elsewhere the reference's.
+    take, a half of it to try; half as long again is for a loop's line that gave several wrong steps, all of which a
+    cause has to explain, and where nothing fits the rest of twice as long for other wrong steps. Each mutation is run
+    in float64 on what was observed before the step; the nearest are checked against the tolerance of the mutated
+    program. Mutations that agree on sampled inputs too are one cause, identified by the simplest. Several that do not
+    are `undecidable`, and `separate` has inputs on which they differ. No cause is reported that did not reproduce the
+    observed values within its tolerance; of a step of more than 2^26 multiplications the tolerance is that of some
+    slices, and elsewhere the reference's.
 
     Raises UsageError for a golden that is not recorded, and for what :func:`whywrong.localise` refuses.
     """
