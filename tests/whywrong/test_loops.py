@@ -120,6 +120,25 @@ def test_what_explains_one_time_alone_is_no_cause_where_something_explains_all()
     assert "it explains p.1 ... p.3 together, which one line gives" in result.notes
 
 
+def test_a_race_that_other_runs_show_is_not_explained_away_by_a_loop() -> None:
+    generator = torch.Generator().manual_seed(3)
+    given = {"x": torch.randn(16, generator=generator)}
+
+    def doubled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        for t in range(3):
+            x = whywrong.step(f"x.{t}", x * by)
+        return x
+
+    golden = whywrong.golden(doubled, **given)
+    runs = [
+        {**given, **{name: wrong[name] for name in golden.names if name != "x"}}
+        for wrong in (whywrong.capture(lambda x, by=by: doubled(x, by), **given) for by in (3.0, 4.0))
+    ]
+    (cause,) = whywrong.explain(runs, golden, precision=FLOAT32).causes
+    assert cause.kind == "race"
+    assert cause.says.startswith("1 of 1 other runs gave other numbers in 16 of 16 elements")
+
+
 def test_words_that_explain_the_first_step_stay_if_they_explain_all() -> None:
     """Of equivalent mutations the same leads; a number that is fitted to all replaces none that needed no fit."""
     generator = torch.Generator().manual_seed(9)

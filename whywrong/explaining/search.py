@@ -204,16 +204,13 @@ def _throughout(
     does, since more than one mutation may fit a single one."""
     step = str(result.step)
     loop = next((loop for loop in report.loops.values() if step in loop), [])
-    if {*loop}.isdisjoint(result.others):
+    if {*loop}.isdisjoint(result.others) or (result.causes and not known):  # known: no race, no noise
         return result
     every = _together(golden, trace, report, loop, seconds / 2.0, known)
     if not every.causes:
         return result
-    notes, tried = (
-        [*every.notes, f"it explains {every.step} together, which one line gives"],
-        result.tried + every.tried,
-    )
-    return replace(every, step=step, notes=notes, tried=tried, blind_to=result.blind_to)
+    every.notes.append(f"it explains {every.step} together, which one line gives")
+    return replace(every, step=step, tried=result.tried + every.tried, blind_to=result.blind_to)
 
 
 def _elsewhere(golden: Golden, trace: Trace, report: Localisation, until: float, result: Explanation) -> Explanation:
@@ -454,7 +451,8 @@ class _Search:
     def _runs_differ(self) -> bool:
         """Whether other runs on the same numbers before the step gave others in it: a race, or unwritten memory."""
         own, result = self._residual.observed, self._result
-        before = [self._part.names[i] for i in self._part.given if i in self._part.names]
+        part = self._part
+        before = [part.names[i] for i in part.given if i in part.names and part.target in part.downstream(i)]
         differ = torch.zeros(own.shape, dtype=torch.bool)
         count = 0
         for other in self._others:
@@ -964,7 +962,7 @@ class _Search:
         for (candidate, share), *rest in (self._simplest_first(same) for *_, same in classes):
             equivalent = [*(each for each, _ in rest), *self._equivalent(candidate, fits)]
             self.fitted |= {self._key(each.mutation): False for each in equivalent}
-            self.fitted[self._key(candidate.mutation)] = True
+            self.fitted[self._key(candidate.mutation)] = not candidate.mutation.fitted
             mutation = candidate.says()
             number, has, _ = mutation.says.partition(" has ")
             number = number if has else f"{mutation.kind}: {mutation.says}"
