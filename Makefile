@@ -19,7 +19,7 @@ BOOKS := $(if $(K),$(shell grep -l "kernels.$(K)[ .]" notebooks/*.ipynb),noteboo
 
 # Code lines that each package may have; the aims are 1,600 and 5,000. The search for causes has both its list of
 # mutations and what does without one: it is 1,000 lines over its own aim of 1,300.
-BUDGETS := labkit=1612 whywrong=10451
+BUDGETS := labkit=1612 whywrong=10448
 
 # Wheels for another machine: its Python, and whether torch, Triton, NumPy, SciPy, numba and safetensors go along.
 PYTHON ?= 3.12

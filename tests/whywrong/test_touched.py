@@ -5,7 +5,7 @@ import torch
 
 import whywrong
 from whywrong import Precision, golden, localise, step
-from whywrong.comparing.touched import MOST, touched
+from whywrong.comparing.touched import MOST, rearranged, touched
 
 GENERATOR = torch.Generator().manual_seed(0)
 SQUARE = torch.randn(64, 64, dtype=torch.float64, generator=GENERATOR)
@@ -210,3 +210,11 @@ def test_a_step_of_another_shape_is_said_to_hold_the_same_numbers_where_it_does(
         found = localise({**given, "h": stored(x @ w)}, reference, precision=Precision("float32")).findings["h"]
         assert found.words.endswith(said)
         assert found.touched == ((words,) if words else ())
+
+
+def test_of_numbers_that_are_nearly_alike_the_order_is_still_the_right_one():
+    torch.manual_seed(0)
+    near, apart = 1.0 + 0.01 * torch.randn(4, 6), torch.randn(4, 6)
+    assert rearranged(near.T, near) == ("it holds the golden's numbers with the dimensions in the order 1, 0",)
+    assert rearranged(torch.ones(6, 4), near) == rearranged(torch.ones(6, 4), torch.ones(4, 6)) == ()
+    assert rearranged(torch.full((6, 4), torch.nan), apart) == ()
